@@ -1,0 +1,94 @@
+//! Where a KMS v2 plugin listens: a path or an abstract name.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Longest socket path that Linux can bind, without the closing NUL.
+const MAX_PATH: usize = 107;
+
+/// A unix socket, written `unix:///path`, `/path` or `unix:///@name`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Endpoint {
+    /// A socket in the file system, guarded by its mode and directory.
+    Path(PathBuf),
+    /// A Linux abstract socket, guarded by the peer's uid alone.
+    Abstract(String),
+}
+
+/// Why a text is no endpoint.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum EndpointError {
+    /// Another scheme, a relative path or nothing at all.
+    #[error(
+        "{0:?} is not a unix socket: write unix:///path/to.sock, /path/to.sock or unix:///@name"
+    )]
+    Form(String),
+    /// Too long for the kernel.
+    #[error("socket path {0:?} is longer than the {MAX_PATH} bytes that Linux allows")]
+    TooLong(String),
+}
+
+impl Endpoint {
+    /// The path of a socket in the file system.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Path(path) => Some(path),
+            Self::Abstract(_) => None,
+        }
+    }
+
+    /// Connects as kube-apiserver does.
+    pub async fn connect(&self) -> std::io::Result<tokio::net::UnixStream> {
+        match self {
+            Self::Path(path) => tokio::net::UnixStream::connect(path).await,
+            Self::Abstract(_) => {
+                let stream = std::os::unix::net::UnixStream::connect_addr(&self.address()?)?;
+                stream.set_nonblocking(true)?;
+                tokio::net::UnixStream::from_std(stream)
+            }
+        }
+    }
+
+    /// The socket address to bind or to connect to.
+    pub(crate) fn address(&self) -> std::io::Result<std::os::unix::net::SocketAddr> {
+        use std::os::linux::net::SocketAddrExt;
+        match self {
+            Self::Path(path) => std::os::unix::net::SocketAddr::from_pathname(path),
+            Self::Abstract(name) => std::os::unix::net::SocketAddr::from_abstract_name(name),
+        }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let path = text.strip_prefix("unix://").unwrap_or(text);
+        let name = path.strip_prefix("/@").or_else(|| path.strip_prefix('@'));
+        let bad = || EndpointError::Form(text.to_owned());
+        if path.bytes().any(|b| b == 0) {
+            return Err(bad());
+        }
+        if path.len() > MAX_PATH {
+            return Err(EndpointError::TooLong(text.to_owned()));
+        }
+        match name {
+            Some("") => Err(bad()),
+            Some(name) => Ok(Self::Abstract(name.to_owned())),
+            None if path.len() > 1 && path.starts_with('/') && !path.ends_with('/') => {
+                Ok(Self::Path(PathBuf::from(path)))
+            }
+            None => Err(bad()),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "unix://{}", path.display()),
+            Self::Abstract(name) => write!(f, "unix:///@{name}"),
+        }
+    }
+}

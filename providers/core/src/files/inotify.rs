@@ -124,6 +124,9 @@ impl Inotify {
         self.reactor
             .get_or_init(|| {
                 let interest = tokio::io::Interest::READABLE;
+                // What took its place is `unsafe`, for types that may change or close
+                // their descriptor; an `OwnedFd` does neither.
+                #[allow(deprecated)]
                 AsyncFd::with_interest(self.fd.clone(), interest)
                     .inspect_err(|error| self.give_up(error))
                     .ok()

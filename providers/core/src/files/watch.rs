@@ -14,6 +14,9 @@ use super::route::Route;
 use super::{Digest, Files, State};
 use crate::Error;
 
+#[cfg(test)]
+mod tests;
+
 /// A good state must hold this long before it is told; also the shortest time
 /// between two looks.
 const SETTLE: Duration = Duration::from_millis(100);

@@ -1,0 +1,265 @@
+//! The unix listener of a key: made whole or not at all, and for known peers only.
+//!
+//! It refuses to remove anything but a socket on which nobody answers, and on
+//! leaving removes its own socket and no other. The socket appears under its name
+//! with the right mode and group from the first moment on.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::{Instant, sleep};
+
+use crate::{Endpoint, Error, Kind};
+
+mod place;
+#[cfg(test)]
+mod tests;
+
+use place::Placed;
+
+/// At most one line per kind of trouble in this time: peers choose how often they
+/// come.
+const LOG_EVERY: Duration = Duration::from_secs(10);
+
+/// The first and the longest pause when the system has no resources to accept.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// Who may connect, and what the socket file looks like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// The permission bits of the socket file.
+    pub mode: u32,
+    /// The group of the socket file; that of the process or directory if `None`.
+    pub group: Option<u32>,
+    /// The uids that may connect; our own and root if empty.
+    pub allowed_uids: Vec<u32>,
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The effective user when it connected.
+    pub uid: u32,
+    /// The effective group when it connected.
+    pub gid: u32,
+    /// The process, unless it lives in a pid namespace that we cannot see.
+    pub pid: Option<i32>,
+}
+
+/// Accepts the connections of allowed peers; its socket goes when it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    inner: UnixListener,
+    endpoint: Endpoint,
+    file: Option<SocketFile>,
+    allowed: Vec<u32>,
+    refused: AtomicU64,
+    refusals_logged: RateLimit,
+    failures_logged: RateLimit,
+}
+
+/// A socket in the file system, known by its inode: the name may have been taken
+/// by somebody else's.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    dev: u64,
+    ino: u64,
+}
+
+/// Lets one through every [`LOG_EVERY`], and counts the others.
+#[derive(Debug, Default)]
+struct RateLimit(Mutex<(Option<Instant>, u64)>);
+
+impl Default for SocketOptions {
+    fn default() -> Self {
+        Self { mode: 0o660, group: None, allowed_uids: Vec::new() }
+    }
+}
+
+impl Listener {
+    /// Binds `endpoint`; the text that may come with the listener is a warning
+    /// about its directory, for the caller to log.
+    ///
+    /// Must be called on the runtime that will accept.
+    pub async fn bind(
+        endpoint: &Endpoint,
+        options: &SocketOptions,
+    ) -> Result<(Self, Option<String>), Error> {
+        let (listener, file, warning) = match endpoint {
+            Endpoint::Path(path) => {
+                let Placed { listener, dev, ino, warning } =
+                    place::bind(endpoint, path, options).await?;
+                (listener, Some(SocketFile { path: path.clone(), dev, ino }), warning)
+            }
+            Endpoint::Abstract(_) => (bind_abstract(endpoint)?, None, None),
+        };
+        let inner = listener
+            .set_nonblocking(true)
+            .and_then(|()| UnixListener::from_std(listener))
+            .map_err(|error| {
+                Error::new(Kind::Config, format!("cannot listen on {endpoint}")).with_source(error)
+            })?;
+        let mut allowed = options.allowed_uids.clone();
+        if allowed.is_empty() {
+            allowed = vec![rustix::process::geteuid().as_raw(), 0];
+        }
+        let listener = Self {
+            inner,
+            endpoint: endpoint.clone(),
+            file,
+            allowed,
+            refused: AtomicU64::new(0),
+            refusals_logged: RateLimit::default(),
+            failures_logged: RateLimit::default(),
+        };
+        Ok((listener, warning))
+    }
+
+    /// The next connection of an allowed peer; others are closed and counted.
+    ///
+    /// Never ends: where the system cannot accept for want of descriptors or
+    /// memory it tries again, ever more slowly. Dropping the future loses nothing.
+    pub async fn accept(&self) -> (UnixStream, Peer) {
+        let mut pause = PAUSE.0;
+        loop {
+            match self.inner.accept().await {
+                Ok((stream, _)) => {
+                    pause = PAUSE.0;
+                    if let Some(peer) = self.admit(&stream) {
+                        return (stream, peer);
+                    }
+                }
+                // The peer went before we came: nothing is wrong with us.
+                Err(error) if matches!(errno(&error), Some(Errno::CONNABORTED | Errno::INTR)) => {}
+                Err(error) => {
+                    if let Some(suppressed) = self.failures_logged.pass() {
+                        tracing::error!(
+                            endpoint = %self.endpoint, %error, suppressed,
+                            "cannot accept connections; trying again"
+                        );
+                    }
+                    sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+            }
+        }
+    }
+
+    /// How many connections were refused because of their uid.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Where it listens.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Whether a client that opens the endpoint would still reach us: somebody may
+    /// have removed or replaced the socket file.
+    pub fn is_reachable(&self) -> bool {
+        self.file.as_ref().is_none_or(SocketFile::is_ours)
+    }
+
+    /// Stops listening and removes the socket file if it is still ours.
+    pub fn close(self) {}
+
+    fn admit(&self, stream: &UnixStream) -> Option<Peer> {
+        let peer = Peer::of(stream);
+        if let Ok(peer) = peer
+            && self.allowed.contains(&peer.uid)
+        {
+            return Some(peer);
+        }
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        if let Some(suppressed) = self.refusals_logged.pass() {
+            let endpoint = &self.endpoint;
+            match peer {
+                Ok(Peer { uid, pid, .. }) => tracing::warn!(
+                    %endpoint, uid, pid, suppressed, allowed = ?self.allowed,
+                    "refused a connection: its uid is not allowed"
+                ),
+                Err(error) => tracing::warn!(
+                    %endpoint, %error, suppressed,
+                    "refused a connection: its uid cannot be learned"
+                ),
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Listener {
+    /// Removes the file while the socket still listens: another process that
+    /// wants the name takes it only when nobody answers or nothing is there, so it
+    /// cannot come between our look and the removal.
+    fn drop(&mut self) {
+        if let Some(file) = &self.file
+            && file.is_ours()
+            && let Err(error) = fs::remove_file(&file.path)
+        {
+            tracing::warn!(endpoint = %self.endpoint, %error, "cannot remove the socket");
+        }
+    }
+}
+
+impl SocketFile {
+    fn is_ours(&self) -> bool {
+        // The inode cannot be another file's by chance: our socket keeps it alive.
+        fs::symlink_metadata(&self.path)
+            .is_ok_and(|meta| (meta.dev(), meta.ino()) == (self.dev, self.ino))
+    }
+}
+
+impl Peer {
+    /// As the kernel tells it.
+    fn of(stream: &UnixStream) -> io::Result<Self> {
+        let cred = stream.peer_cred()?;
+        // The kernel writes 0 for a process that has no number in our namespace.
+        let pid = cred.pid().filter(|pid| *pid != 0);
+        Ok(Self { uid: cred.uid(), gid: cred.gid(), pid })
+    }
+}
+
+impl RateLimit {
+    /// How many were held back since the last one, if this one may pass.
+    fn pass(&self) -> Option<u64> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if state.0.is_some_and(|last| now < last + LOG_EVERY) {
+            state.1 += 1;
+            return None;
+        }
+        state.0 = Some(now);
+        Some(std::mem::take(&mut state.1))
+    }
+}
+
+fn bind_abstract(endpoint: &Endpoint) -> Result<std::os::unix::net::UnixListener, Error> {
+    let bind = || std::os::unix::net::UnixListener::bind_addr(&endpoint.address()?);
+    bind().map_err(|error| {
+        if error.kind() == io::ErrorKind::AddrInUse
+            && let Ok(place::Answer::Alive(who)) = place::ask(endpoint)
+        {
+            return in_use(endpoint, &who);
+        }
+        Error::new(Kind::Config, format!("cannot listen on {endpoint}")).with_source(error)
+    })
+}
+
+fn in_use(endpoint: &Endpoint, who: &str) -> Error {
+    Error::new(Kind::Config, format!("cannot listen on {endpoint}: {who} answers there"))
+        .with_hint("stop that process or choose another socket")
+}
+
+fn errno(error: &io::Error) -> Option<Errno> {
+    Errno::from_io_error(error)
+}

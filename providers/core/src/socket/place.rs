@@ -1,0 +1,363 @@
+//! Putting a socket into the file system in one step.
+
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::time::{Instant, sleep};
+
+use super::{Peer, SocketOptions, in_use};
+use crate::{Endpoint, Error, Kind};
+
+/// Longest socket path that Linux can bind, without the closing NUL.
+const MAX_PATH: usize = 107;
+
+/// Our directories within that of the socket; each lives for an instant.
+const PREFIX: &str = ".sidekey-";
+
+/// Whoever holds the directory's lock this long does not mean to let go of it.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A socket that listens under its final name.
+pub(super) struct Placed {
+    pub(super) listener: UnixListener,
+    pub(super) dev: u64,
+    pub(super) ino: u64,
+    pub(super) warning: Option<String>,
+}
+
+/// What came of knocking at a socket.
+pub(super) enum Answer {
+    /// Somebody listens; the text says who, as far as it can be known.
+    Alive(String),
+    /// A socket that no process listens on.
+    Dead,
+    /// Nothing is there.
+    Nothing,
+}
+
+/// The directory of the socket, locked against all others who place one there.
+pub(super) struct Parent<'a> {
+    fd: OwnedFd,
+    path: &'a Path,
+    endpoint: &'a Endpoint,
+}
+
+/// A private directory that goes when dropped, with the socket in it, if any.
+pub(super) struct Nest<'a> {
+    parent: &'a Parent<'a>,
+    fd: OwnedFd,
+    name: String,
+}
+
+/// Binds `path`, which is that of `endpoint`.
+///
+/// The socket is made in a private directory, gets its mode and group there and
+/// is then renamed: nobody can connect before they are right.
+pub(super) async fn bind(
+    endpoint: &Endpoint,
+    path: &Path,
+    options: &SocketOptions,
+) -> Result<Placed, Error> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(failed(endpoint, "the path names no file"));
+    };
+    if path.as_os_str().len() > MAX_PATH {
+        return Err(failed(endpoint, "the path is longer than the 107 bytes that Linux allows"));
+    }
+    if options.mode & !0o777 != 0 {
+        return Err(failed(endpoint, format!("{:#o} is no mode of a socket", options.mode))
+            .with_hint("use 0660 or 0600"));
+    }
+    let parent = Parent::lock(endpoint, parent).await?;
+    parent.sweep();
+    let stale = parent.inspect(name)?;
+    let nest = Nest::new(&parent)?;
+    let (listener, inside) = nest.listen(name, options)?;
+    let stat = nest.stat(&inside).map_err(|error| parent.failed("make the socket", error))?;
+    nest.publish(&inside, name, stale.as_ref())?;
+    let warning = parent.warning();
+    Ok(Placed { listener, dev: stat.st_dev, ino: stat.st_ino, warning })
+}
+
+/// Knocks without ever waiting: a full queue is an answer, too.
+pub(super) fn ask(endpoint: &Endpoint) -> Result<Answer, Errno> {
+    let address = match endpoint {
+        Endpoint::Path(path) => SocketAddrUnix::new(path)?,
+        Endpoint::Abstract(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&fd, &address) {
+        Ok(()) => Ok(Answer::Alive(describe(fd))),
+        Err(Errno::AGAIN) => Ok(Answer::Alive("a busy process".to_owned())),
+        Err(Errno::PROTOTYPE) => Ok(Answer::Alive("a process of another protocol".to_owned())),
+        Err(Errno::CONNREFUSED) => Ok(Answer::Dead),
+        Err(Errno::NOENT) => Ok(Answer::Nothing),
+        Err(error) => Err(error),
+    }
+}
+
+fn describe(connection: OwnedFd) -> String {
+    let peer = tokio::net::UnixStream::from_std(UnixStream::from(connection))
+        .and_then(|stream| Peer::of(&stream));
+    match peer {
+        Ok(Peer { uid, pid: Some(pid), .. }) => format!("process {pid} of uid {uid}"),
+        Ok(Peer { uid, .. }) => format!("a process of uid {uid}"),
+        Err(_) => "another process".to_owned(),
+    }
+}
+
+impl<'a> Parent<'a> {
+    pub(super) async fn lock(endpoint: &'a Endpoint, path: &'a Path) -> Result<Self, Error> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
+            let hint = match error {
+                Errno::NOENT => format!("make it: mkdir -p -m 0750 {}", path.display()),
+                _ => format!("it must be a directory that uid {} may read and write", uid()),
+            };
+            failed(endpoint, format!("cannot open directory {path:?}"))
+                .with_source(std::io::Error::from(error))
+                .with_hint(hint)
+        })?;
+        let parent = Self { fd, path, endpoint };
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match rustix::fs::flock(&parent.fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(parent),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    sleep(Duration::from_millis(10)).await;
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    let what = format!("another process keeps directory {path:?} locked");
+                    return Err(failed(endpoint, what).with_hint(format!(
+                        "find it with: fuser -v {}; give the socket a directory of its own",
+                        path.display()
+                    )));
+                }
+                Err(error) => return Err(parent.failed("lock directory", error)),
+            }
+        }
+    }
+
+    /// Removes what a killed process left behind. We hold the lock under which such
+    /// directories are made and removed, so that whatever is there is nobody's.
+    /// (Process ids would not tell: containers that share the directory have each
+    /// their own.)
+    fn sweep(&self) {
+        let Ok(entries) = Dir::read_from(&self.fd) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            if name.to_bytes().starts_with(PREFIX.as_bytes())
+                && let Ok(fd) = open_nest(&self.fd, OsStr::from_bytes(name.to_bytes()))
+            {
+                clear(&fd);
+                // Fails if there is more in it than sockets: then it is not ours.
+                let _ = rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR);
+            }
+        }
+    }
+
+    /// The stale socket that must be replaced, if there is one. It is held open, so
+    /// that its inode number cannot become another file's.
+    pub(super) fn inspect(&self, name: &OsStr) -> Result<Option<OwnedFd>, Error> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&self.fd, name, flags, Mode::empty())
+            .and_then(|fd| rustix::fs::fstat(&fd).map(|stat| (fd, stat)));
+        let (found, stat) = match opened {
+            Ok(opened) => opened,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(self.failed("see what is there in", error)),
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind != FileType::Socket {
+            let what = match kind {
+                FileType::Directory => "a directory",
+                FileType::Symlink => "a symbolic link",
+                FileType::RegularFile => "a file",
+                _ => "something that is not a socket",
+            };
+            return Err(failed(self.endpoint, format!("{what} is in its place"))
+                .with_hint("move it away or choose another path; it was left as it is"));
+        }
+        match ask(self.endpoint) {
+            Ok(Answer::Alive(who)) => Err(in_use(self.endpoint, &who)),
+            Ok(Answer::Dead) => Ok(Some(found)),
+            Ok(Answer::Nothing) => Ok(None),
+            Err(error) => Err(failed(self.endpoint, "cannot tell whether the socket is in use")
+                .with_source(std::io::Error::from(error))
+                .with_hint("remove it if no process listens on it; it was left as it is")),
+        }
+    }
+
+    fn warning(&self) -> Option<String> {
+        let mode = rustix::fs::fstat(&self.fd).ok()?.st_mode & 0o777;
+        (mode & 0o027 != 0).then(|| {
+            format!(
+                "directory {:?} of socket {} has mode {mode:04o}: others can reach or replace \
+                 the socket; chmod 0750 it, or give the socket a directory of its own",
+                self.path, self.endpoint
+            )
+        })
+    }
+
+    fn failed(&self, what: &str, error: Errno) -> Error {
+        let path = self.path;
+        let hint = match error {
+            Errno::ROFS => format!("mount {} writable, for example an emptyDir", path.display()),
+            Errno::ACCESS | Errno::PERM => {
+                format!("make {} writable for uid {}: chown or chmod it", path.display(), uid())
+            }
+            Errno::NOSPC | Errno::DQUOT => format!("make room in {}", path.display()),
+            _ => format!("check directory {}", path.display()),
+        };
+        failed(self.endpoint, format!("cannot {what} {path:?}"))
+            .with_source(std::io::Error::from(error))
+            .with_hint(hint)
+    }
+}
+
+impl<'a> Nest<'a> {
+    pub(super) fn new(parent: &'a Parent<'a>) -> Result<Self, Error> {
+        let pid = std::process::id();
+        let mut n = 0;
+        let name = loop {
+            let name = format!("{PREFIX}{pid}-{n}");
+            match rustix::fs::mkdirat(&parent.fd, &name, Mode::RWXU) {
+                Ok(()) => break name,
+                // Left by another user, and not ours to sweep.
+                Err(Errno::EXIST) if n < 100 => n += 1,
+                Err(error) => return Err(parent.failed("create the socket in", error)),
+            }
+        };
+        match open_nest(&parent.fd, OsStr::new(&name)) {
+            Ok(fd) => Ok(Self { parent, fd, name }),
+            Err(error) => {
+                let _ = rustix::fs::unlinkat(&parent.fd, &name, AtFlags::REMOVEDIR);
+                Err(parent.failed("create the socket in", error))
+            }
+        }
+    }
+
+    /// Listens inside, with mode and group set; also returns the name there.
+    pub(super) fn listen(
+        &self,
+        name: &OsStr,
+        options: &SocketOptions,
+    ) -> Result<(UnixListener, PathBuf), Error> {
+        // Tools like `ss` show the path that was bound, so the full one is best;
+        // where it does not fit, the way through the descriptor is short.
+        let mut inside = PathBuf::from(name);
+        let mut path = self.parent.path.join(&self.name).join(&inside);
+        if path.as_os_str().len() > MAX_PATH {
+            inside = PathBuf::from("s");
+            path = PathBuf::from(format!("/proc/self/fd/{}/s", self.fd.as_raw_fd()));
+        }
+        let listener = UnixListener::bind(path).map_err(|error| {
+            failed(self.parent.endpoint, format!("cannot bind in {:?}", self.parent.path))
+                .with_source(error)
+        })?;
+        if let Some(group) = options.group {
+            let gid = Some(Gid::from_raw(group));
+            rustix::fs::chownat(&self.fd, &inside, None, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(
+                |error| {
+                    failed(self.parent.endpoint, format!("cannot give the socket to group {group}"))
+                        .with_source(std::io::Error::from(error))
+                        .with_hint(format!(
+                            "uid {} must be a member of group {group} (fsGroup or \
+                             supplementalGroups), or leave the group out",
+                            uid()
+                        ))
+                },
+            )?;
+        }
+        // What is opened here is ours alone, so there is no link to be followed.
+        let mode = Mode::from_raw_mode(options.mode);
+        rustix::fs::chmodat(&self.fd, &inside, mode, AtFlags::empty())
+            .map_err(|error| self.parent.failed("set the mode of the socket in", error))?;
+        Ok((listener, inside))
+    }
+
+    fn stat(&self, inside: &Path) -> Result<Stat, Errno> {
+        rustix::fs::statat(&self.fd, inside, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// Gives the socket its final name. What does not respect our lock may have put
+    /// something there since we looked: that is never overwritten.
+    pub(super) fn publish(
+        &self,
+        inside: &Path,
+        name: &OsStr,
+        stale: Option<&OwnedFd>,
+    ) -> Result<(), Error> {
+        let (nest, parent) = (&self.fd, &self.parent.fd);
+        let flags = if stale.is_some() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+        let swap = || rustix::fs::renameat_with(nest, inside, parent, name, flags);
+        let taken = || {
+            failed(self.parent.endpoint, "another process has just put something in its place")
+                .with_hint("make sure that no two processes use this path")
+        };
+        match (swap(), stale) {
+            (Ok(()), None) => Ok(()),
+            (Ok(()), Some(stale)) => {
+                // What we hold now must be what we looked at.
+                let known = rustix::fs::fstat(stale).map(|stat| (stat.st_dev, stat.st_ino));
+                let held = self.stat(inside).map(|stat| (stat.st_dev, stat.st_ino));
+                if known.is_ok() && known == held {
+                    return Ok(());
+                }
+                swap().map_err(|error| self.parent.failed("give back the socket in", error))?;
+                Err(taken())
+            }
+            (Err(Errno::EXIST), None) => Err(taken()),
+            // File systems that know no flags.
+            (Err(Errno::INVAL | Errno::NOSYS), _) => {
+                rustix::fs::renameat(nest, inside, parent, name)
+                    .map_err(|error| self.parent.failed("rename the socket in", error))
+            }
+            (Err(error), _) => Err(self.parent.failed("rename the socket in", error)),
+        }
+    }
+}
+
+impl Drop for Nest<'_> {
+    fn drop(&mut self) {
+        clear(&self.fd);
+        let _ = rustix::fs::unlinkat(&self.parent.fd, &self.name, AtFlags::REMOVEDIR);
+    }
+}
+
+fn open_nest(parent: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(parent, name, flags, Mode::empty())
+}
+
+/// Removes the sockets in a directory of ours, and nothing else.
+fn clear(nest: &OwnedFd) {
+    let Ok(entries) = Dir::read_from(nest) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_socket = rustix::fs::statat(nest, name, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
+        if is_socket {
+            let _ = rustix::fs::unlinkat(nest, name, AtFlags::empty());
+        }
+    }
+}
+
+fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+fn failed(endpoint: &Endpoint, why: impl Display) -> Error {
+    Error::new(Kind::Config, format!("cannot listen on {endpoint}: {why}"))
+}

@@ -1,8 +1,78 @@
 //! The runtime that makes a KMS v2 provider a few hundred lines.
+//!
+//! A provider implements [`Provider`] (connect, key_id, encrypt, decrypt) and [`CommandLine`], and
+//! its `main` is `sidekey_core::run::<P>()`. Everything else is here, once: sockets, limits of the
+//! protocol, health, retries, deadlines, coalescing, canaries, hot reload of configuration and
+//! credentials, admin endpoints, metrics, logs and shutdown.
+//!
+//! It refuses to hold any cloud SDK, to make a choice by a message text, to announce a key_id that
+//! has not been proven by wrapping and unwrapping, and to let a change that cannot be proven
+//! replace something that works.
+//!
+//! The one invariant: **what has been encrypted can be decrypted**. A new client, file or
+//! configuration takes the place of the old one only after it has unwrapped what the old one
+//! wrapped (a sample in memory, and the canary where there is one).
+//!
+//! # How it hangs together
+//! ```text
+//! run ── supervisor ──┬── key 1: server (socket) ── service ── key ──▶ backend ──▶ KMS
+//!                     │          keeper: connect, canary, probe, files, settings
+//!                     └── key 2: …
+//!        admin (/livez /readyz /healthz /metrics /status)
+//! ```
+//! Each key has its own socket, keeper, client and health; keys share nothing but the thread. The
+//! process runs on one thread, because a sidecar that is multiplied by thousands must be small:
+//! providers must not block it.
 
+mod admin;
+mod backend;
+mod canary;
+mod command;
 mod endpoint;
+mod error;
+mod files;
+mod flights;
+mod health;
+mod keeper;
+mod key;
+mod key_id;
+mod limits;
+mod metrics;
+mod provider;
+mod run;
+mod secret;
+mod server;
+mod service;
+mod socket;
+mod status;
+mod supervisor;
+mod telemetry;
 
 pub mod client;
+pub mod config;
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::Duration;
+
+pub use canary::Canary;
+pub use command::{Answer, CommandLine, EXIT_USAGE, NoCommand, Output};
 pub use endpoint::{Endpoint, EndpointError};
+pub use error::{Error, Kind};
+pub use files::{Digest, Files, Subscription, Watcher};
+pub use key_id::{KeyId, MAX_KEY_ID, ShimPrefix, hex, split_shim_prefix};
+pub use limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT};
+pub use provider::{Call, Provider, Sealed};
+pub use run::run;
+pub use secret::Secret;
 pub use sidekey_proto as proto;
+pub use socket::{Listener, Peer, SocketOptions};
+
+/// The version of every Sidekey binary.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// `duration` give or take a tenth, so that a fleet does not call in step.
+pub fn jitter(duration: Duration) -> Duration {
+    // The hasher's keys are random: enough for spreading, and no further dependency.
+    let spread = RandomState::new().build_hasher().finish() % 2001;
+    duration * (9000 + u32::try_from(spread).unwrap_or(1000)) / 10_000
+}

@@ -1,0 +1,150 @@
+//! The admin endpoints: liveness, readiness, health, metrics and status.
+//!
+//! `/livez` says that the process runs and never looks at the KMS: a restart does not mend a KMS.
+//! `/readyz` lists what the start still waits for. `/healthz` is for the probes of the plugins that
+//! we replace: ok while every key's Status is. What tells more than that is served on loopback
+//! and on the admin socket only, and what changes state on the admin socket alone.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::{Method, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use prometheus_client::registry::Registry;
+
+use crate::supervisor::Shared;
+use crate::telemetry::LevelHandle;
+
+/// How far a caller is trusted, by the way it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Reach {
+    /// An address that others can reach: only probes.
+    Network,
+    /// Loopback: everything that can be read.
+    Loopback,
+    /// The admin socket: everything.
+    Socket,
+}
+
+/// Answers admin requests that came by one way.
+pub(crate) struct Admin {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) level: LevelHandle,
+    pub(crate) reach: Reach,
+}
+
+impl Reach {
+    /// By the address that a listener is bound to.
+    pub(crate) fn of(address: IpAddr) -> Self {
+        if address.is_loopback() { Self::Loopback } else { Self::Network }
+    }
+}
+
+impl Admin {
+    pub(crate) fn answer(&self, request: &http::Request<Incoming>) -> Response<Full<Bytes>> {
+        self.route(request.method(), request.uri().path(), request.uri().query())
+    }
+
+    fn route(&self, method: &Method, path: &str, query: Option<&str>) -> Response<Full<Bytes>> {
+        match path {
+            "/livez" => self.read(method, Reach::Network, || text(StatusCode::OK, "ok\n")),
+            "/readyz" => self.read(method, Reach::Network, || self.ready()),
+            "/healthz" => self.read(method, Reach::Network, || self.health()),
+            "/metrics" => self.read(method, Reach::Loopback, || self.metrics()),
+            "/status" => self.read(method, Reach::Loopback, || self.status()),
+            "/log-level" => self.level(method, query),
+            _ => text(
+                StatusCode::NOT_FOUND,
+                "not found: try /livez /readyz /healthz /metrics /status /log-level\n",
+            ),
+        }
+    }
+
+    fn read(
+        &self,
+        method: &Method,
+        needed: Reach,
+        answer: impl FnOnce() -> Response<Full<Bytes>>,
+    ) -> Response<Full<Bytes>> {
+        if !matches!(*method, Method::GET | Method::HEAD) {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n");
+        }
+        if self.reach < needed {
+            return text(
+                StatusCode::FORBIDDEN,
+                "not served on an address that others can reach: bind admin to 127.0.0.1 or use adminSocket\n",
+            );
+        }
+        answer()
+    }
+
+    fn ready(&self) -> Response<Full<Bytes>> {
+        verdict(self.shared.pending())
+    }
+
+    fn health(&self) -> Response<Full<Bytes>> {
+        verdict(self.shared.sick())
+    }
+
+    fn metrics(&self) -> Response<Full<Bytes>> {
+        self.shared.refresh_metrics();
+        let mut body = String::new();
+        match prometheus_client::encoding::text::encode(&mut body, &self.registry) {
+            Ok(()) => typed(
+                StatusCode::OK,
+                "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                body,
+            ),
+            Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "cannot encode metrics\n"),
+        }
+    }
+
+    fn status(&self) -> Response<Full<Bytes>> {
+        let mut body = serde_json::to_string_pretty(&self.shared.status()).unwrap_or_default();
+        body.push('\n');
+        typed(StatusCode::OK, "application/json", body)
+    }
+
+    /// `GET` shows the level, `PUT /log-level?level=debug` changes it.
+    fn level(&self, method: &Method, query: Option<&str>) -> Response<Full<Bytes>> {
+        if self.reach < Reach::Socket {
+            return text(
+                StatusCode::FORBIDDEN,
+                "served on the admin socket only: set adminSocket\n",
+            );
+        }
+        let asked = query.and_then(|query| query.strip_prefix("level="));
+        match (method, asked) {
+            (&Method::GET, _) => text(StatusCode::OK, &format!("{}\n", self.level.level())),
+            (&Method::PUT, Some(level)) if self.level.change(level) => {
+                tracing::info!(level, "log level changed");
+                text(StatusCode::OK, &format!("{level}\n"))
+            }
+            _ => text(
+                StatusCode::BAD_REQUEST,
+                "use PUT /log-level?level= with one of error, warn, info, debug, trace, off\n",
+            ),
+        }
+    }
+}
+
+fn verdict(reasons: Vec<String>) -> Response<Full<Bytes>> {
+    if reasons.is_empty() {
+        return text(StatusCode::OK, "ok\n");
+    }
+    text(StatusCode::SERVICE_UNAVAILABLE, &format!("{}\n", reasons.join("\n")))
+}
+
+fn text(status: StatusCode, body: &str) -> Response<Full<Bytes>> {
+    typed(status, "text/plain; charset=utf-8", body.to_owned())
+}
+
+fn typed(status: StatusCode, content: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let value = header::HeaderValue::from_static(content);
+    response.headers_mut().insert(header::CONTENT_TYPE, value);
+    response
+}

@@ -1,0 +1,329 @@
+//! The command line that every provider has, and the commands that need no provider.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use crate::canary::Canary;
+use crate::config::{self, LogFormat, Problems};
+use crate::proto::v2::{EncryptRequest, StatusRequest};
+use crate::{Endpoint, Error, KeyId, Kind, Provider, Sealed, Secret, client};
+
+/// Bad usage or configuration (`EX_USAGE`).
+pub const EXIT_USAGE: u8 = 64;
+
+/// What a provider adds to the common command line.
+pub trait CommandLine: Provider {
+    /// One line for `--help`.
+    const ABOUT: &'static str;
+    /// Examples for the end of `--help`.
+    const EXAMPLES: &'static str;
+    /// Flags that describe keys, those of the plugin that it replaces included.
+    type Flags: Args;
+    /// Commands of its own; [`NoCommand`] if it has none.
+    type Command: Subcommand;
+
+    /// The `keys` section that the flags describe, or `None` if they describe none.
+    fn keys(flags: Self::Flags) -> Result<Option<Value>, Error>;
+
+    /// The form in which a command of its own answers.
+    fn output(command: &Self::Command) -> Output;
+
+    /// Runs a command of its own; the answer is printed in the form that was asked for.
+    fn execute(command: Self::Command) -> Result<Answer, Error>;
+}
+
+/// For providers without commands of their own.
+#[derive(Debug, Subcommand)]
+pub enum NoCommand {}
+
+/// What a command has to say, for people and for machines.
+pub struct Answer {
+    /// For people.
+    pub text: String,
+    /// For machines.
+    pub json: Value,
+}
+
+/// How a command answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    #[default]
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// Flags of the process itself; given beside `--config` they win over the file.
+#[derive(Debug, Args)]
+pub(crate) struct ProcessFlags {
+    /// Configuration file (YAML); it is watched and reloaded
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Address of the admin server (/livez /readyz /healthz /metrics /status); port 0 picks one
+    #[arg(long, value_name = "IP:PORT")]
+    admin: Option<String>,
+    /// Unix socket of the admin server, for calls that change state too
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<String>,
+    /// Mode of the sockets, in octal
+    #[arg(long, value_name = "MODE")]
+    socket_mode: Option<String>,
+    /// Group (gid) of the sockets
+    #[arg(long, value_name = "GID")]
+    socket_group: Option<u32>,
+    /// User (uid) who may connect; may be repeated [default: own uid and root]
+    #[arg(long, value_name = "UID")]
+    allow_uid: Vec<u32>,
+    /// Time between two probes of a key
+    #[arg(long, value_name = "TIME")]
+    probe_interval: Option<String>,
+    /// Time for one probe
+    #[arg(long, value_name = "TIME")]
+    probe_timeout: Option<String>,
+    /// How long Status stays ok while the KMS cannot be reached
+    #[arg(long, value_name = "TIME")]
+    coast: Option<String>,
+    /// Time for open requests after the order to stop
+    #[arg(long, value_name = "TIME")]
+    drain: Option<String>,
+    /// Log lines for people or for machines
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+    /// error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+}
+
+/// Commands that every provider has.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CommonCommand {
+    /// Check a configuration file and list every mistake in it
+    #[command(
+        after_help = "Example:\n  check --config provider.yaml -o json\n\nExit codes: 0 sound, 64 mistakes."
+    )]
+    Check {
+        /// The file to check
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// How to answer
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// Ask a running plugin, for exec probes in images without a shell
+    #[command(
+        after_help = "Examples:\n  probe --socket unix:///var/run/kmsplugin/kms-1.sock            # listens (startup probe)\n  probe --socket unix:///var/run/kmsplugin/kms-1.sock --healthy  # Status is ok\n\nExit codes: 0 yes, 1 no."
+    )]
+    Probe {
+        /// Socket of the plugin
+        #[arg(long, value_name = "SOCKET")]
+        socket: Endpoint,
+        /// Ask for more than a listening socket: Status must be ok
+        #[arg(long)]
+        healthy: bool,
+        /// How long to wait for an answer
+        #[arg(long, value_name = "TIME", default_value = "3s")]
+        timeout: String,
+        /// How to answer
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// Make a canary with a running plugin: the `canary` of its key's configuration
+    #[command(
+        after_help = "Example:\n  canary --socket unix:///var/run/kmsplugin/kms-1.sock\n\nThe answer holds no secret. Put it into the key's configuration as `canary`."
+    )]
+    Canary {
+        /// Socket of the plugin
+        #[arg(long, value_name = "SOCKET")]
+        socket: Endpoint,
+        /// How to answer
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
+    },
+}
+
+impl ProcessFlags {
+    /// Lays the flags over a document; flags win.
+    pub(crate) fn lay_over(&self, document: &mut Value) {
+        let mut set = |path: &[&str], value: Option<Value>| {
+            let Some(value) = value else { return };
+            let mut node = &mut *document;
+            for part in path {
+                if !node.is_object() {
+                    *node = json!({});
+                }
+                node = &mut node[*part];
+            }
+            *node = value;
+        };
+        let text = |text: &Option<String>| text.clone().map(Value::String);
+        let uids = (!self.allow_uid.is_empty()).then(|| json!(self.allow_uid));
+        let format = self.log_format.map(|format| match format {
+            LogFormat::Text => json!("text"),
+            LogFormat::Json => json!("json"),
+        });
+        set(&["admin"], text(&self.admin));
+        set(&["adminSocket"], text(&self.admin_socket));
+        set(&["socket", "mode"], text(&self.socket_mode));
+        set(&["socket", "group"], self.socket_group.map(Value::from));
+        set(&["socket", "allowedUids"], uids);
+        set(&["probe", "interval"], text(&self.probe_interval));
+        set(&["probe", "timeout"], text(&self.probe_timeout));
+        set(&["probe", "coast"], text(&self.coast));
+        set(&["drain"], text(&self.drain));
+        set(&["log", "format"], format);
+        set(&["log", "level"], text(&self.log_level));
+    }
+}
+
+/// Runs a command that every provider has.
+pub(crate) fn execute<P: Provider>(command: CommonCommand) -> ExitCode {
+    match command {
+        CommonCommand::Check { config, output } => check::<P>(&config, output),
+        CommonCommand::Probe { socket, healthy, timeout, output } => {
+            match config::parse_duration(&timeout) {
+                Ok(limit) => print(answer(probe(&socket, healthy, limit)), output),
+                Err(text) => usage(&format!("--timeout: {text}")),
+            }
+        }
+        CommonCommand::Canary { socket, output } => print(answer(canary(&socket)), output),
+    }
+}
+
+/// Prints an answer or an error, and gives the exit code.
+pub(crate) fn print(result: Result<Answer, Error>, output: Output) -> ExitCode {
+    match (result, output) {
+        (Ok(answer), Output::Text) => {
+            println!("{}", answer.text);
+            ExitCode::SUCCESS
+        }
+        (Ok(answer), Output::Json) => {
+            println!("{:#}", answer.json);
+            ExitCode::SUCCESS
+        }
+        (Err(error), output) => {
+            if output == Output::Json {
+                println!("{:#}", json!({"error": error.report(), "kind": error.kind().label()}));
+            } else {
+                eprintln!("error: {}", error.report());
+            }
+            let bad_usage = error.kind() == Kind::Invalid;
+            if bad_usage { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// Bad usage.
+pub(crate) fn usage(text: &str) -> ExitCode {
+    eprintln!("error: {text}");
+    ExitCode::from(EXIT_USAGE)
+}
+
+/// Lists every mistake, one a line.
+pub(crate) fn mistakes(source: &str, problems: &Problems) -> String {
+    let count = problems.iter().count();
+    let mut text = format!("{source} has {count} mistake{}:", if count == 1 { "" } else { "s" });
+    for problem in problems.iter() {
+        let colon = if problem.path.is_empty() { "" } else { ": " };
+        text.push_str(&format!("\n  {}{colon}{}", problem.path, problem.message));
+    }
+    text
+}
+
+fn check<P: Provider>(path: &std::path::Path, output: Output) -> ExitCode {
+    let source = path.display().to_string();
+    let result = read_file(path).and_then(|document| config::parse::<P>(&document));
+    let problems = match result {
+        Ok(config) => config.check_files(),
+        Err(problems) => problems,
+    };
+    if output == Output::Json {
+        let list: Vec<_> = problems
+            .iter()
+            .map(|problem| json!({"path": problem.path, "message": problem.message}))
+            .collect();
+        println!("{:#}", json!({"file": source, "ok": problems.is_empty(), "mistakes": list}));
+    } else if problems.is_empty() {
+        println!("{source} is sound");
+    } else {
+        eprintln!("error: {}", mistakes(&source, &problems));
+    }
+    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) }
+}
+
+/// Reads a configuration file as a plain tree.
+pub(crate) fn read_file(path: &std::path::Path) -> Result<Value, Problems> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Problems::one("", &format!("cannot be read: {error}")))?;
+    config::document(&text)
+}
+
+async fn probe(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answer, Error> {
+    let asking = async {
+        let mut client = connect(socket).await?;
+        if !healthy {
+            let text = format!("{socket} listens");
+            return Ok(Answer { json: json!({"listens": true}), text });
+        }
+        let status = client.status(StatusRequest {}).await.map_err(refused)?.into_inner();
+        let key_id_hash = KeyId::new(&status.key_id)?.hash();
+        if status.healthz != "ok" {
+            return Err(Error::new(Kind::Unavailable, format!("healthz is {:?}", status.healthz)));
+        }
+        let json = json!({"listens": true, "healthy": true, "key_id_hash": key_id_hash});
+        Ok(Answer { text: format!("{socket} is healthy, key_id {key_id_hash}"), json })
+    };
+    tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| {
+        Err(Error::new(Kind::Timeout, format!("{socket} did not answer in {limit:?}")))
+    })
+}
+
+async fn canary(socket: &Endpoint) -> Result<Answer, Error> {
+    let mut bytes = vec![0; 32];
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| Error::new(Kind::Bug, "the system has no random numbers"))?;
+    let plaintext = Secret::new(bytes);
+    let request = EncryptRequest {
+        plaintext: bytes::Bytes::copy_from_slice(plaintext.expose()),
+        uid: "canary".into(),
+    };
+    let sealed = connect(socket).await?.encrypt(request).await.map_err(refused)?.into_inner();
+    let sealed = Sealed {
+        key_id: KeyId::new(&sealed.key_id)?,
+        ciphertext: sealed.ciphertext,
+        annotations: sealed.annotations,
+    };
+    let json = Canary::new(sealed, &plaintext).document();
+    // JSON is YAML: it can be pasted as it is.
+    Ok(Answer { text: format!("canary: {json}"), json })
+}
+
+async fn connect(
+    socket: &Endpoint,
+) -> Result<
+    crate::proto::v2::key_management_service_client::KeyManagementServiceClient<client::Connection>,
+    Error,
+> {
+    client::connect(socket).await.map_err(|error| {
+        Error::new(Kind::Unavailable, format!("no plugin answers on {socket}")).with_source(error)
+    })
+}
+
+fn refused(status: tonic::Status) -> Error {
+    let text = format!("the plugin answered {:?}: {}", status.code(), status.message());
+    Error::new(Kind::Unavailable, text)
+}
+
+/// Runs a short conversation to its end.
+fn answer(asking: impl Future<Output = Result<Answer, Error>>) -> Result<Answer, Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime
+        .map_err(|error| Error::new(Kind::Bug, "cannot start the runtime").with_source(error))?
+        .block_on(asking)
+}

@@ -1,0 +1,331 @@
+//! The schema of a provider process (decision 6 of the design): settings of the process, and
+//! `keys: [{id, type, listen, canary, kek, settings, credentials}]`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Problems, parse_duration, parse_mode, read};
+use crate::backend::{Connector, Typed};
+use crate::canary::Canary;
+use crate::socket::SocketOptions;
+use crate::{Endpoint, Provider};
+
+/// Where a key listens unless told otherwise.
+const SOCKET_DIRECTORY: &str = "/var/run/kmsplugin";
+/// More keys than anybody rotates through; a guard against a runaway generator.
+const MAX_KEYS: usize = 1000;
+
+/// The sequence number of a key in its control plane: 1, 2, 3 …, never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyNumber(pub u64);
+
+/// Everything a provider process needs to run.
+pub struct ProcessConfig {
+    /// The revision of the head that this was read from, if it carries one.
+    pub revision: Option<String>,
+    /// Where the admin server listens.
+    pub admin: Option<SocketAddr>,
+    /// Where calls that change state are accepted.
+    pub admin_socket: Option<Endpoint>,
+    /// How to log.
+    pub log: LogOptions,
+    /// How sockets are made and who may open them.
+    pub socket: SocketOptions,
+    /// How keys are probed.
+    pub probe: ProbeOptions,
+    /// How long open requests may take after the order to stop.
+    pub drain: Duration,
+    /// How often files are compared, beside the kernel's notifications.
+    pub file_poll: Duration,
+    pub(crate) keys: Vec<KeySpec>,
+    /// The document itself, redacted, for the log.
+    pub(crate) shown: Value,
+}
+
+/// Format and level of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogOptions {
+    /// For people or for machines.
+    pub format: LogFormat,
+    /// What is worth a line.
+    pub level: tracing::Level,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// One readable line.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// How a key's health is found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeOptions {
+    /// Between two probes of a healthy key; jittered by a tenth.
+    pub interval: Duration,
+    /// How long one probe may take.
+    pub timeout: Duration,
+    /// How long Status stays ok while the KMS fails in a passing way.
+    pub coast: Duration,
+}
+
+/// One key as configured.
+pub(crate) struct KeySpec {
+    pub(crate) id: KeyNumber,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) canary: Option<Canary>,
+    /// What makes the KEK: it must not change under the same id.
+    pub(crate) kek: Value,
+    /// All of it, to see whether anything changed.
+    pub(crate) whole: Value,
+    pub(crate) connector: Arc<dyn Connector>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RawProcess {
+    revision: Option<Value>,
+    admin: Option<String>,
+    admin_socket: Option<String>,
+    log: Option<RawLog>,
+    socket: Option<RawSocket>,
+    probe: Option<RawProbe>,
+    drain: Option<String>,
+    file_poll: Option<String>,
+    keys: Option<Vec<Option<BTreeMap<String, Value>>>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct RawLog {
+    format: Option<LogFormat>,
+    level: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RawSocket {
+    mode: Option<String>,
+    group: Option<u32>,
+    allowed_uids: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct RawProbe {
+    interval: Option<String>,
+    timeout: Option<String>,
+    coast: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct RawKey {
+    id: Option<Value>,
+    r#type: Option<String>,
+    listen: Option<String>,
+    canary: Option<Value>,
+}
+
+impl ProcessConfig {
+    /// Looks for the files that keys are made of; a key without them cannot start.
+    pub fn check_files(&self) -> Problems {
+        let mut problems = Problems::default();
+        for (index, spec) in self.keys.iter().enumerate() {
+            let paths = spec.connector.files().iter().map(|path| path.as_path());
+            if let Err(error) = crate::files::Files::read(paths) {
+                problems.add(&format!("keys[{index}]"), &error.report());
+            }
+        }
+        problems
+    }
+}
+
+/// Checks a whole document; `Err` lists every mistake in it.
+pub fn parse<P: Provider>(document: &Value) -> Result<ProcessConfig, Problems> {
+    let mut problems = Problems::default();
+    let raw: RawProcess = read(document, &mut problems).unwrap_or_default();
+    let keys = keys::<P>(&raw, &mut problems);
+    let config = ProcessConfig {
+        revision: raw.revision.as_ref().map(plain),
+        admin: raw.admin.as_deref().and_then(|text| address("admin", text, &mut problems)),
+        admin_socket: raw
+            .admin_socket
+            .as_deref()
+            .and_then(|text| endpoint("adminSocket", text, &mut problems)),
+        log: log(raw.log.unwrap_or_default(), &mut problems),
+        socket: socket(raw.socket.unwrap_or_default(), &mut problems),
+        probe: probe(raw.probe.unwrap_or_default(), &mut problems),
+        drain: duration("drain", raw.drain.as_deref(), 10, &mut problems),
+        file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, &mut problems),
+        keys,
+        shown: super::redacted(document),
+    };
+    problems.into_result(Some(config))
+}
+
+fn keys<P: Provider>(raw: &RawProcess, problems: &mut Problems) -> Vec<KeySpec> {
+    let Some(list) = problems.require("keys", &raw.keys) else { return Vec::new() };
+    match list.len() {
+        0 => problems.add("keys", "is empty: give at least one key"),
+        n if n > MAX_KEYS => problems.add("keys", &format!("has {n} keys, at most {MAX_KEYS}")),
+        _ => {}
+    }
+    let mut specs: Vec<KeySpec> = Vec::new();
+    for (index, fields) in list.iter().take(MAX_KEYS).enumerate() {
+        let Some(fields) = fields else { continue };
+        let spec =
+            problems.within(&format!("keys[{index}]"), |problems| key::<P>(fields, problems));
+        let Some(spec) = spec else { continue };
+        for (other_index, other) in specs.iter().enumerate() {
+            if other.id == spec.id {
+                let text = format!("{} is the id of keys[{other_index}] too", spec.id);
+                problems.add(&format!("keys[{index}].id"), &text);
+            }
+            if other.endpoint == spec.endpoint {
+                let text = format!("{} is the socket of keys[{other_index}] too", spec.endpoint);
+                problems.add(&format!("keys[{index}].listen"), &text);
+            }
+        }
+        specs.push(spec);
+    }
+    specs
+}
+
+fn key<P: Provider>(fields: &BTreeMap<String, Value>, problems: &mut Problems) -> Option<KeySpec> {
+    const BODY: [&str; 3] = ["kek", "settings", "credentials"];
+    let pick = |body: bool| -> Value {
+        let fields = fields.iter().filter(|(name, value)| {
+            BODY.contains(&name.as_str()) == body && !(body && value.is_null())
+        });
+        fields.map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    let raw: RawKey = read(&pick(false), problems).unwrap_or_default();
+    let id = problems.require("id", &raw.id).and_then(|id| number(id, problems));
+    if let Some(name) = raw.r#type.as_deref().filter(|name| *name != P::NAME) {
+        problems.add("type", &format!("{name:?} is not served by this binary, only {:?}", P::NAME));
+    }
+    let listen = match (&raw.listen, id) {
+        (Some(text), _) => endpoint("listen", text, problems),
+        (None, Some(id)) => {
+            Some(Endpoint::Path(format!("{SOCKET_DIRECTORY}/kms-{id}.sock").into()))
+        }
+        (None, None) => None,
+    };
+    let canary = match &raw.canary {
+        None | Some(Value::Null) => None,
+        Some(value) => problems.within("canary", |problems| Canary::parse(value, problems)),
+    };
+    let body = pick(true);
+    let config: P::Config = read(&body, problems)?;
+    P::check(&config, problems);
+    Some(KeySpec {
+        id: id?,
+        endpoint: listen?,
+        canary,
+        kek: body.get("kek").cloned().unwrap_or_default(),
+        whole: fields.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        connector: Arc::new(Typed::<P>::new(config)),
+    })
+}
+
+/// `1` and `"1"` are the same number.
+fn number(value: &Value, problems: &mut Problems) -> Option<KeyNumber> {
+    let text = plain(value);
+    let digits = !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
+    let number = text.parse().ok().filter(|_| digits);
+    if number.is_none() {
+        problems.add("id", &format!("{text:?} is no key number: write 1, 2, 3 …"));
+    }
+    number.map(KeyNumber)
+}
+
+/// YAML makes numbers of what people mean as text.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn address(path: &str, text: &str, problems: &mut Problems) -> Option<SocketAddr> {
+    // Go programs take `:8080` for all addresses, and so do the probes written for them.
+    let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
+    let parsed = full.parse().ok();
+    if parsed.is_none() {
+        problems.add(path, &format!("{text:?} is no address: write ip:port, as in 127.0.0.1:8093"));
+    }
+    parsed
+}
+
+fn endpoint(path: &str, text: &str, problems: &mut Problems) -> Option<Endpoint> {
+    text.parse().map_err(|error| problems.add(path, &format!("{error}"))).ok()
+}
+
+fn log(raw: RawLog, problems: &mut Problems) -> LogOptions {
+    let level = raw.level.as_deref().map(str::parse);
+    if let Some(Err(_)) = level {
+        problems.add("log.level", "is not one of error, warn, info, debug, trace");
+    }
+    LogOptions {
+        format: raw.format.unwrap_or(LogFormat::Text),
+        level: level.and_then(Result::ok).unwrap_or(tracing::Level::INFO),
+    }
+}
+
+fn socket(raw: RawSocket, problems: &mut Problems) -> SocketOptions {
+    let mode = raw.mode.as_deref().map_or(Ok(0o660), parse_mode);
+    if let Err(text) = &mode {
+        problems.add("socket.mode", text);
+    }
+    SocketOptions {
+        mode: mode.unwrap_or(0o660),
+        group: raw.group,
+        allowed_uids: raw.allowed_uids.unwrap_or_default(),
+    }
+}
+
+fn probe(raw: RawProbe, problems: &mut Problems) -> ProbeOptions {
+    problems.within("probe", |problems| ProbeOptions {
+        interval: duration("interval", raw.interval.as_deref(), 30, problems),
+        timeout: duration("timeout", raw.timeout.as_deref(), 10, problems),
+        coast: duration("coast", raw.coast.as_deref(), 60, problems),
+    })
+}
+
+fn duration(path: &str, text: Option<&str>, seconds: u64, problems: &mut Problems) -> Duration {
+    let default = Duration::from_secs(seconds);
+    match text.map(parse_duration) {
+        None => default,
+        Some(Ok(zero)) if zero.is_zero() => {
+            problems.add(path, "must be longer than zero");
+            default
+        }
+        Some(Ok(duration)) => duration,
+        Some(Err(error)) => {
+            problems.add(path, &error);
+            default
+        }
+    }
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, level: tracing::Level::INFO }
+    }
+}
+
+impl fmt::Display for KeyNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,218 @@
+//! The one error of every provider, and the kinds that decide what happens next.
+
+use std::fmt;
+
+/// What went wrong, as far as anybody must act on it.
+///
+/// The kind alone decides the gRPC code, whether a retry can help, whether the
+/// key's health suffers and how the failure is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// The request breaks the protocol: the caller's fault.
+    Invalid,
+    /// Our configuration or a file it names is wrong: the operator must mend it.
+    Config,
+    /// The KMS refuses our credentials or lacks a permission for them.
+    Denied,
+    /// The key is disabled, deleted, unknown or not the one that was configured.
+    KeyState,
+    /// The KMS asks us to slow down.
+    Throttled,
+    /// The KMS cannot be reached or answers with a passing fault.
+    Unavailable,
+    /// No answer came within the caller's time.
+    Timeout,
+    /// What was to be decrypted has been altered, or belongs to something else.
+    Corrupt,
+    /// Something that cannot happen did: a defect of ours or of the KMS.
+    Bug,
+}
+
+impl Kind {
+    /// Every kind, for metrics that must exist before the first error.
+    pub const ALL: [Self; 9] = [
+        Self::Invalid,
+        Self::Config,
+        Self::Denied,
+        Self::KeyState,
+        Self::Throttled,
+        Self::Unavailable,
+        Self::Timeout,
+        Self::Corrupt,
+        Self::Bug,
+    ];
+
+    /// The name in metrics, logs and `/status`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid",
+            Self::Config => "config",
+            Self::Denied => "denied",
+            Self::KeyState => "key_state",
+            Self::Throttled => "throttled",
+            Self::Unavailable => "unavailable",
+            Self::Timeout => "timeout",
+            Self::Corrupt => "corrupt",
+            Self::Bug => "bug",
+        }
+    }
+
+    /// The code that kube-apiserver shows in its own metrics.
+    pub fn code(self) -> tonic::Code {
+        match self {
+            Self::Invalid => tonic::Code::InvalidArgument,
+            Self::Config | Self::KeyState => tonic::Code::FailedPrecondition,
+            Self::Denied => tonic::Code::PermissionDenied,
+            Self::Throttled => tonic::Code::ResourceExhausted,
+            Self::Unavailable => tonic::Code::Unavailable,
+            Self::Timeout => tonic::Code::DeadlineExceeded,
+            Self::Corrupt => tonic::Code::DataLoss,
+            Self::Bug => tonic::Code::Internal,
+        }
+    }
+
+    /// Whether the same call may succeed a moment later.
+    pub fn is_transient(self) -> bool {
+        matches!(self, Self::Throttled | Self::Unavailable | Self::Timeout)
+    }
+
+    /// Whether the failure speaks of the key rather than of one request.
+    pub fn concerns_health(self) -> bool {
+        !matches!(self, Self::Invalid | Self::Corrupt)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+/// A failure: what failed on which object, why (as source) and what to do.
+///
+/// The text must never hold plaintext, ciphertext, tokens or other secrets: it
+/// goes to logs, to `/status` and to kube-apiserver.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct Error {
+    kind: Kind,
+    what: String,
+    hint: Option<String>,
+    needs_reload: bool,
+    #[source]
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    /// A failure of `kind`; `what` is lower-case and one line.
+    pub fn new(kind: Kind, what: impl Into<String>) -> Self {
+        Self { kind, what: what.into(), hint: None, needs_reload: false, source: None }
+    }
+
+    /// Adds what the operator should do.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Adds the cause; its text is not repeated in ours.
+    #[must_use]
+    pub fn with_source(
+        mut self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// Says that the key's files may have changed: the runtime reads them again at
+    /// once and repeats the call if they have.
+    #[must_use]
+    pub fn after_reload(mut self) -> Self {
+        self.needs_reload = true;
+        self
+    }
+
+    /// What decides everything else.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What the operator should do.
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
+    /// Whether fresh files may make the call succeed.
+    pub fn needs_reload(&self) -> bool {
+        self.needs_reload
+    }
+
+    /// The whole chain on one line, with the hint: for logs and status texts.
+    pub fn report(&self) -> String {
+        let mut text = self.what.clone();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let next = error.to_string();
+            if !next.is_empty() {
+                text.push_str(": ");
+                text.push_str(&next);
+            }
+            cause = error.source();
+        }
+        if let Some(hint) = &self.hint {
+            text.push_str(" (");
+            text.push_str(hint);
+            text.push(')');
+        }
+        text.replace(['\n', '\r'], " ")
+    }
+}
+
+impl From<&Error> for tonic::Status {
+    fn from(error: &Error) -> Self {
+        Self::new(error.kind.code(), bounded(error.report()))
+    }
+}
+
+/// OpenShift keeps at most 1024 characters of such a text; more helps nobody.
+fn bounded(mut text: String) -> String {
+    const MAX: usize = 1000;
+    if text.len() > MAX {
+        let mut end = MAX;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_shows_each_cause_once_and_the_hint_on_one_line() {
+        let cause = std::io::Error::other("no\nroute");
+        let error = Error::new(Kind::Unavailable, "cannot reach the KMS")
+            .with_source(cause)
+            .with_hint("check the network");
+        assert_eq!(error.report(), "cannot reach the KMS: no route (check the network)");
+    }
+
+    #[test]
+    fn status_text_is_bounded_at_a_character_border() {
+        let status = tonic::Status::from(&Error::new(Kind::Bug, "ä".repeat(2000)));
+        assert!(status.message().len() <= 1003);
+        assert!(status.message().ends_with('…'));
+    }
+
+    #[test]
+    fn every_kind_has_a_label_of_its_own() {
+        let labels: std::collections::BTreeSet<_> = Kind::ALL.iter().map(|k| k.label()).collect();
+        assert_eq!(labels.len(), Kind::ALL.len());
+    }
+}

@@ -1,0 +1,351 @@
+//! The keeper of a key: connects it, proves it, probes it, and takes over changed files and
+//! settings on a standby client while the client in use goes on serving.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::backend::Backend;
+use crate::config::{KeySpec, ProbeOptions};
+use crate::files::{Files, Subscription, Watcher};
+use crate::key::{Key, same, within};
+use crate::metrics::Outcome;
+use crate::{Call, Error, KeyId, Kind, Sealed, Secret, jitter};
+
+/// First wait after a failure; it doubles up to the probe interval.
+const FIRST_BACKOFF: Duration = Duration::from_millis(250);
+/// Requests that fail bring a probe forward, but not more often than this.
+const SUSPICION_PAUSE: Duration = Duration::from_secs(2);
+
+/// What the supervisor may ask of a keeper.
+pub(crate) struct Reconfigure {
+    pub(crate) spec: KeySpec,
+    pub(crate) options: ProbeOptions,
+}
+
+/// Runs one key.
+pub(crate) struct Keeper {
+    key: Arc<Key>,
+    spec: KeySpec,
+    options: ProbeOptions,
+    subscription: Subscription,
+    rereads: mpsc::Receiver<oneshot::Sender<bool>>,
+    orders: mpsc::Receiver<Reconfigure>,
+    /// The files that the client in use was made of.
+    loaded: Option<Files>,
+    /// Wrapped by the client in use: a standby client must be able to unwrap it.
+    sample: Option<(Sealed, Secret)>,
+    /// Settings or files that have not been taken over yet.
+    pending: Option<Pending>,
+    backoff: Duration,
+}
+
+/// Something to try on a standby client.
+struct Pending {
+    spec: Option<KeySpec>,
+    files: Files,
+}
+
+/// A client that has passed every test.
+struct Proven {
+    backend: Arc<dyn Backend>,
+    key_id: KeyId,
+    sample: (Sealed, Secret),
+}
+
+/// Why the keeper woke up.
+enum Wake {
+    Due,
+    Suspicion,
+    Files(Result<Files, Error>),
+    Reread(oneshot::Sender<bool>),
+    Order(Reconfigure),
+    End,
+}
+
+impl Keeper {
+    pub(crate) fn new(
+        key: Arc<Key>,
+        spec: KeySpec,
+        options: ProbeOptions,
+        watcher: &Watcher,
+        rereads: mpsc::Receiver<oneshot::Sender<bool>>,
+        orders: mpsc::Receiver<Reconfigure>,
+    ) -> Self {
+        let subscription = watcher.subscribe(spec.connector.files().clone());
+        let backoff = FIRST_BACKOFF;
+        let (loaded, sample, pending) = (None, None, None);
+        Self { key, spec, options, subscription, rereads, orders, loaded, sample, pending, backoff }
+    }
+
+    /// Serves until the supervisor lets go of the other end of `orders`.
+    pub(crate) async fn run(mut self) {
+        let mut due = Instant::now();
+        let mut last_probe: Option<Instant> = None;
+        loop {
+            match self.wake(due, last_probe).await {
+                Wake::End => return,
+                Wake::Due | Wake::Suspicion => {
+                    last_probe = Some(Instant::now());
+                    due = Instant::now() + self.work().await;
+                }
+                Wake::Files(Ok(files)) => {
+                    self.pending = Some(Pending { spec: self.take_pending_spec(), files });
+                    due = Instant::now() + self.work().await;
+                }
+                Wake::Files(Err(error)) => self.unreadable(&error),
+                Wake::Reread(done) => {
+                    let fresh = self.reread().await;
+                    // Nobody may be waiting any more; that is fine.
+                    let _ = done.send(fresh);
+                }
+                Wake::Order(order) => {
+                    self.order(order);
+                    due = Instant::now() + self.work().await;
+                }
+            }
+        }
+    }
+
+    async fn wake(&mut self, due: Instant, last_probe: Option<Instant>) -> Wake {
+        let calm = last_probe.map_or_else(Instant::now, |at| at + SUSPICION_PAUSE);
+        let key = self.key.clone();
+        let suspicion = async {
+            key.suspicion.notified().await;
+            tokio::time::sleep_until(calm).await;
+        };
+        tokio::select! {
+            biased;
+            order = self.orders.recv() => order.map_or(Wake::End, Wake::Order),
+            done = self.rereads.recv() => done.map_or(Wake::End, Wake::Reread),
+            files = self.subscription.changed() => Wake::Files(files),
+            () = tokio::time::sleep_until(due) => Wake::Due,
+            () = suspicion => Wake::Suspicion,
+        }
+    }
+
+    /// Does what is due, and says when to come back.
+    async fn work(&mut self) -> Duration {
+        let done = match self.key.active() {
+            Some(active) if self.pending.is_none() => self.probe(&active.backend).await.is_ok(),
+            active => {
+                let taken = self.take_over().await.is_ok();
+                // While the standby client is refused, the one in use is probed all the same.
+                if let (false, Some(active)) = (taken, active) {
+                    let _ = self.probe(&active.backend).await;
+                }
+                taken
+            }
+        };
+        if done {
+            self.backoff = FIRST_BACKOFF;
+            return jitter(self.options.interval);
+        }
+        let pause = self.backoff;
+        self.backoff = (self.backoff * 2).min(self.options.interval);
+        jitter(pause)
+    }
+
+    /// Tries pending files and settings, or the first ones, on a standby client.
+    async fn take_over(&mut self) -> Result<(), ()> {
+        let first = self.key.active().is_none();
+        let result = self.try_standby().await;
+        match result {
+            Ok((proven, spec, files)) => {
+                self.adopt(proven, spec, files, first);
+                Ok(())
+            }
+            Err(error) => {
+                if first {
+                    self.failed(&error);
+                } else {
+                    tracing::warn!(key = %self.key.id, kind = %error.kind(), error = %error.report(),
+                        "new files or settings refused, the last good ones stay in use");
+                }
+                self.key.metrics.reload(Outcome::Failure);
+                self.key.refusal(Some(&error));
+                Err(())
+            }
+        }
+    }
+
+    async fn try_standby(&mut self) -> Result<(Proven, Option<KeySpec>, Files), Error> {
+        let files = match &self.pending {
+            Some(pending) => pending.files.clone(),
+            None => self.subscription.read()?,
+        };
+        let spec = self.pending.as_ref().and_then(|pending| pending.spec.as_ref());
+        let deadline = Instant::now() + self.options.timeout;
+        let proven = within(deadline, self.prove(spec.unwrap_or(&self.spec), &files)).await?;
+        let spec = self.pending.take().and_then(|pending| pending.spec);
+        Ok((proven, spec, files))
+    }
+
+    /// Connects a standby client and has it pass every test.
+    async fn prove(&self, spec: &KeySpec, files: &Files) -> Result<Proven, Error> {
+        let active = self.key.active();
+        let previous = active.as_ref().map(|active| &*active.backend);
+        let backend = spec.connector.connect(files, previous).await?;
+        let call = self.call();
+        if let Some(canary) = &spec.canary {
+            let plaintext = self.key.unwrap(&backend, &canary.sealed, &call).await;
+            let plaintext = plaintext.map_err(|error| canary_failed(error))?;
+            canary.verify(&plaintext)?;
+        }
+        if let Some((sealed, plaintext)) = &self.sample {
+            let back = self.key.unwrap(&backend, sealed, &call).await;
+            let same = back.as_ref().is_ok_and(|back| back == plaintext);
+            match back {
+                Err(error) if error.kind().is_transient() => return Err(error),
+                _ if same => {}
+                _ => return Err(another_key()),
+            }
+        }
+        let (key_id, sample) = self.round_trip(&backend).await?;
+        Ok(Proven { backend, key_id, sample })
+    }
+
+    fn adopt(&mut self, proven: Proven, spec: Option<KeySpec>, files: Files, first: bool) {
+        if let Some(spec) = spec {
+            self.spec = spec;
+        }
+        let key = self.key.id;
+        let key_id_hash = proven.key_id.hash();
+        self.key.activate(proven.backend, proven.key_id);
+        self.key.proven();
+        self.key.refusal(None);
+        self.sample = Some(proven.sample);
+        self.loaded = Some(files);
+        self.key.metrics.reload(Outcome::Success);
+        if first {
+            tracing::info!(%key, key_id_hash, canary = self.spec.canary.is_some(), "key is served");
+        } else {
+            tracing::info!(%key, key_id_hash, "new files or settings are in use");
+        }
+    }
+
+    /// Proves the client in use again, and follows the KMS when it has rotated.
+    async fn probe(&mut self, backend: &Arc<dyn Backend>) -> Result<(), ()> {
+        let deadline = Instant::now() + self.options.timeout;
+        match within(deadline, self.round_trip(backend)).await {
+            Ok((key_id, sample)) => {
+                let announced = self.key.active().map(|active| active.key_id.clone());
+                if announced.as_ref() != Some(&key_id) {
+                    let key_id_hash = key_id.hash();
+                    tracing::info!(key = %self.key.id, key_id_hash, "the KMS has rotated the key");
+                    self.key.activate(backend.clone(), key_id);
+                }
+                self.key.metrics.expiry(backend.expiry());
+                self.sample = Some(sample);
+                self.key.proven();
+                Ok(())
+            }
+            Err(error) => {
+                self.failed(&error);
+                Err(())
+            }
+        }
+    }
+
+    /// Wraps and unwraps 32 random bytes under the version that the KMS names now.
+    async fn round_trip(
+        &self,
+        backend: &Arc<dyn Backend>,
+    ) -> Result<(KeyId, (Sealed, Secret)), Error> {
+        let call = self.call();
+        let began = Instant::now();
+        let named = backend.key_id().await;
+        self.key.metrics.called(crate::metrics::Operation::KeyId, began.elapsed());
+        let named = named?;
+        let target = match self.key.active() {
+            Some(active) if self.key.is_past(&named) => {
+                tracing::warn!(key = %self.key.id, "the KMS names an older version again; keeping the announced one");
+                active.key_id.clone()
+            }
+            _ => named,
+        };
+        let plaintext = random()?;
+        let sealed = self.key.wrap(backend, &target, plaintext.expose(), &call).await?;
+        crate::limits::check_sealed(&sealed)?;
+        let back = self.key.unwrap(backend, &sealed, &call).await?;
+        same(plaintext.expose(), &back)?;
+        if sealed.key_id != target && self.key.is_past(&sealed.key_id) {
+            let text = "the KMS wraps with a version older than the announced one";
+            return Err(Error::new(Kind::Unavailable, text).with_hint("check its replicas"));
+        }
+        Ok((sealed.key_id.clone(), (sealed, plaintext)))
+    }
+
+    /// Reads the files again for a caller who needs what may be in them.
+    async fn reread(&mut self) -> bool {
+        let Ok(files) = self.subscription.read() else { return false };
+        if self.loaded.as_ref().is_some_and(|loaded| loaded.digest() == files.digest()) {
+            return false;
+        }
+        self.pending = Some(Pending { spec: self.take_pending_spec(), files });
+        self.take_over().await.is_ok()
+    }
+
+    fn order(&mut self, order: Reconfigure) {
+        self.options = order.options;
+        self.key.health.configure(order.options);
+        self.subscription.replace(order.spec.connector.files().clone());
+        if self.key.active().is_none() {
+            self.spec = order.spec;
+            self.pending = None;
+            return;
+        }
+        match self.subscription.read() {
+            Ok(files) => self.pending = Some(Pending { spec: Some(order.spec), files }),
+            Err(error) => self.unreadable(&error),
+        }
+    }
+
+    fn take_pending_spec(&mut self) -> Option<KeySpec> {
+        self.pending.take().and_then(|pending| pending.spec)
+    }
+
+    /// Files that cannot be read now, a token half-written, say: what is in use stays in use.
+    fn unreadable(&self, error: &Error) {
+        tracing::warn!(key = %self.key.id, error = %error.report(), "changed files cannot be read, the last good ones stay in use");
+        self.key.metrics.reload(Outcome::Failure);
+        self.key.refusal(Some(error));
+    }
+
+    fn failed(&self, error: &Error) {
+        self.key.metrics.failed(error.kind());
+        if self.key.health.failed(error) {
+            tracing::warn!(key = %self.key.id, kind = %error.kind(), error = %error.report(), "probe of the key failed");
+        }
+        self.key.metrics.healthy(self.key.health.verdict().is_ok());
+    }
+
+    fn call(&self) -> Call<'static> {
+        Call { uid: "probe", deadline: Instant::now() + self.options.timeout }
+    }
+}
+
+fn random() -> Result<Secret, Error> {
+    let mut bytes = vec![0; 32];
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| Error::new(Kind::Bug, "the system has no random numbers"))?;
+    Ok(Secret::new(bytes))
+}
+
+fn another_key() -> Error {
+    Error::new(Kind::KeyState, "the new files or settings lead to another key than the one in use")
+        .with_hint("give another KEK a new key id; nothing was changed")
+}
+
+fn canary_failed(error: Error) -> Error {
+    if error.kind().is_transient() {
+        return error;
+    }
+    Error::new(Kind::KeyState, "the canary cannot be decrypted")
+        .with_source(error)
+        .with_hint("this is not the KEK that the canary was made with: check the kek settings")
+}

@@ -1,0 +1,95 @@
+//! What a provider has to write; everything else is in this crate.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use crate::config::Problems;
+use crate::files::Files;
+use crate::{Error, KeyId, Secret};
+
+/// A wrapped key as kube-apiserver stores it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    /// The KEK and version that wrapped it, without the shim's prefix.
+    pub key_id: KeyId,
+    /// What the KMS returned.
+    pub ciphertext: Bytes,
+    /// What else Decrypt will need; in clear beside the ciphertext.
+    pub annotations: BTreeMap<String, Bytes>,
+}
+
+/// What a provider may know of the call it serves.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// The caller's request identifier, for logs.
+    pub uid: &'a str,
+    /// When the answer is of no use any more. The runtime enforces it; a provider may use it to
+    /// set timeouts of its own.
+    pub deadline: Instant,
+}
+
+/// One key at one KMS.
+///
+/// The runtime calls [`connect`](Provider::connect) at start and again whenever the
+/// configuration or one of the [`files`](Provider::files) changes; the new client must prove
+/// itself before it replaces the old one, which serves until then.
+pub trait Provider: Sized + Send + Sync + 'static {
+    /// The name in the binary, in metrics, in annotations and in `type` of the configuration.
+    const NAME: &'static str;
+
+    /// `kek`, `settings` and `credentials` of one key. Unknown fields are reported by the
+    /// runtime; make what is required an `Option` and report it missing in
+    /// [`check`](Provider::check), so that all mistakes are found at once. No `flatten`.
+    type Config: DeserializeOwned + Send + Sync + 'static;
+
+    /// Reports every mistake that types cannot express; paths are relative to the key.
+    fn check(config: &Self::Config, problems: &mut Problems);
+
+    /// The files that the client is made of: their change makes a new client.
+    fn files(config: &Self::Config) -> Vec<PathBuf>;
+
+    /// Makes a client; must not change anything at the KMS. `previous` is the client in use, if
+    /// there is one: a choice that must not flap (a fallback taken, say) is carried over from it,
+    /// and a client that could read less than it is refused.
+    fn connect(
+        config: &Self::Config,
+        files: &Files,
+        previous: Option<&Self>,
+    ) -> impl Future<Output = Result<Self, Error>> + Send;
+
+    /// The version that new data should be wrapped with, as the KMS itself reports it.
+    fn key_id(&self) -> impl Future<Output = Result<KeyId, Error>> + Send;
+
+    /// Wraps under exactly `key_id`. Where the KMS cannot pin a version, the answer says which
+    /// one it used, and the runtime sorts it out.
+    fn encrypt(
+        &self,
+        key_id: &KeyId,
+        plaintext: &[u8],
+        call: &Call<'_>,
+    ) -> impl Future<Output = Result<Sealed, Error>> + Send;
+
+    /// Unwraps. A key_id that this KEK never issued is [`Kind::KeyState`](crate::Kind::KeyState);
+    /// ciphertext that does not authenticate is [`Kind::Corrupt`](crate::Kind::Corrupt).
+    fn decrypt(
+        &self,
+        sealed: &Sealed,
+        call: &Call<'_>,
+    ) -> impl Future<Output = Result<Secret, Error>> + Send;
+
+    /// When the credentials in use expire, if that is known.
+    fn expiry(&self) -> Option<SystemTime> {
+        None
+    }
+
+    /// One line about this client for `/status`: a fallback taken, say.
+    fn note(&self) -> Option<String> {
+        None
+    }
+}

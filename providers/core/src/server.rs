@@ -1,0 +1,162 @@
+//! Serving HTTP on a socket: accept, serve, drain with a deadline.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::admin::Admin;
+use crate::key::Key;
+use crate::proto::v2::key_management_service_server::KeyManagementServiceServer;
+use crate::service::KeyService;
+use crate::socket::Listener;
+
+/// A kube-apiserver has one connection per resources stanza.
+const MAX_CONNECTIONS: usize = 256;
+/// Concurrent requests on one connection: a start storm must not be refused.
+const MAX_STREAMS: u32 = 1024;
+/// Somebody who opens a connection to the admin server has this long to ask.
+const ADMIN_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Tells every server of the process, or of one key, to stop.
+#[derive(Clone, Debug)]
+pub(crate) struct Stop(watch::Receiver<bool>);
+
+/// The other end of [`Stop`]; dropping it stops too.
+#[derive(Debug)]
+pub(crate) struct Stopper(watch::Sender<bool>);
+
+/// A pair.
+pub(crate) fn stopper() -> (Stopper, Stop) {
+    let (sender, receiver) = watch::channel(false);
+    (Stopper(sender), Stop(receiver))
+}
+
+impl Stopper {
+    pub(crate) fn stop(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+impl Stop {
+    pub(crate) async fn stopped(&mut self) {
+        // An error means that the sender is gone, which also means stop.
+        let _ = self.0.wait_for(|stop| *stop).await;
+    }
+}
+
+/// Serves KMS v2 for `key` until told to stop, then lets open requests end within `drain`.
+pub(crate) async fn serve_key(listener: Listener, key: Arc<Key>, mut stop: Stop, drain: Duration) {
+    let service = KeyManagementServiceServer::new(KeyService(key.clone()));
+    let mut connections = JoinSet::new();
+    let mut refused = listener.refused();
+    loop {
+        let (stream, _peer) = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = connections.join_next(), if !connections.is_empty() => continue,
+            () = stop.stopped() => break,
+        };
+        while refused < listener.refused() {
+            key.metrics.refused();
+            refused += 1;
+        }
+        if connections.len() >= MAX_CONNECTIONS {
+            tracing::warn!(key = %key.id, limit = MAX_CONNECTIONS, "too many connections, closing one");
+            continue;
+        }
+        let serving = http2::Builder::new(TokioExecutor::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service.clone()));
+        let mut stop = stop.clone();
+        connections.spawn(async move {
+            let mut serving = std::pin::pin!(serving);
+            let result = tokio::select! {
+                result = serving.as_mut() => result,
+                () = stop.stopped() => {
+                    serving.as_mut().graceful_shutdown();
+                    serving.await
+                }
+            };
+            if let Err(error) = result {
+                tracing::debug!(%error, "connection ended");
+            }
+        });
+    }
+    // First no new connections and no socket that leads nowhere, then the open requests.
+    listener.close();
+    settle(connections, drain).await;
+}
+
+/// Serves the admin endpoints on TCP.
+pub(crate) async fn serve_admin(listener: TcpListener, admin: Arc<Admin>, mut stop: Stop) {
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = connections.join_next(), if !connections.is_empty() => continue,
+            () = stop.stopped() => break,
+        };
+        match accepted {
+            Ok((stream, _)) if connections.len() < MAX_CONNECTIONS => {
+                connections.spawn(serve_http1(TokioIo::new(stream), admin.clone()));
+            }
+            Ok(_) => tracing::warn!(limit = MAX_CONNECTIONS, "too many admin connections"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept on the admin address");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Serves the admin endpoints on a unix socket, calls that change state included.
+pub(crate) async fn serve_admin_socket(listener: Listener, admin: Arc<Admin>, mut stop: Stop) {
+    let mut connections = JoinSet::new();
+    loop {
+        let (stream, _peer) = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = connections.join_next(), if !connections.is_empty() => continue,
+            () = stop.stopped() => break,
+        };
+        if connections.len() < MAX_CONNECTIONS {
+            connections.spawn(serve_http1(TokioIo::new(stream), admin.clone()));
+        }
+    }
+    listener.close();
+}
+
+async fn serve_http1<T>(io: TokioIo<T>, admin: Arc<Admin>)
+where
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let service = hyper::service::service_fn(move |request| {
+        let response = admin.answer(&request);
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let result = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(ADMIN_HEADER_TIMEOUT)
+        .max_buf_size(16 * 1024)
+        .serve_connection(io, service)
+        .await;
+    if let Err(error) = result {
+        tracing::debug!(%error, "admin connection ended");
+    }
+}
+
+/// Waits for open connections, but no longer than `drain`.
+fn settle(mut connections: JoinSet<()>, drain: Duration) -> impl Future<Output = ()> {
+    async move {
+        let all = async { while connections.join_next().await.is_some() {} };
+        if tokio::time::timeout(drain, all).await.is_err() {
+            tracing::warn!(?drain, "open requests were cut off after the drain deadline");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What `/status` shows.
+
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use crate::health::{Snapshot, Trouble};
+use crate::key::Key;
+
+/// The whole process.
+#[derive(Debug, Serialize)]
+pub(crate) struct ProcessStatus {
+    pub(crate) provider: &'static str,
+    pub(crate) version: &'static str,
+    pub(crate) started: String,
+    pub(crate) config: ConfigStatus,
+    pub(crate) keys: Vec<KeyStatus>,
+}
+
+/// The configuration in use, and why a newer one is not.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct ConfigStatus {
+    pub(crate) source: String,
+    pub(crate) revision: Option<String>,
+    pub(crate) loaded: String,
+    pub(crate) refused: Option<Refusal>,
+}
+
+/// Why something newer is not in use.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Refusal {
+    pub(crate) at: String,
+    pub(crate) error: String,
+}
+
+/// One key.
+#[derive(Debug, Serialize)]
+pub(crate) struct KeyStatus {
+    id: String,
+    endpoint: String,
+    healthy: bool,
+    /// Why Status answers with an error.
+    reason: Option<String>,
+    since: String,
+    key_id: Option<String>,
+    key_id_hash: Option<String>,
+    last_success: Option<String>,
+    last_error: Option<ErrorStatus>,
+    /// Why changed files or settings are not in use.
+    refused: Option<ErrorStatus>,
+    credentials_expire: Option<String>,
+    note: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorStatus {
+    at: String,
+    kind: &'static str,
+    error: String,
+}
+
+impl KeyStatus {
+    pub(crate) fn of(key: &Key) -> Self {
+        let Snapshot { verdict, since, last_success, last_error } = key.health.snapshot();
+        let active = key.active();
+        let active = active.as_ref();
+        Self {
+            id: key.id.to_string(),
+            endpoint: key.endpoint.to_string(),
+            healthy: verdict.is_ok() && active.is_some(),
+            reason: verdict.err().map(|trouble| trouble.text),
+            since: time(since),
+            key_id: active.map(|active| active.key_id.to_string()),
+            key_id_hash: active.map(|active| active.key_id.hash()),
+            last_success: last_success.map(time),
+            last_error: last_error.map(ErrorStatus::from),
+            refused: key.refused().map(ErrorStatus::from),
+            credentials_expire: active.and_then(|active| active.backend.expiry()).map(time),
+            note: active.and_then(|active| active.backend.note()),
+        }
+    }
+}
+
+impl From<Trouble> for ErrorStatus {
+    fn from(trouble: Trouble) -> Self {
+        Self { at: time(trouble.at), kind: trouble.kind.label(), error: trouble.text }
+    }
+}
+
+/// RFC 3339 in UTC.
+pub(crate) fn time(at: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(at).to_string()
+}

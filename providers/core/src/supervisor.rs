@@ -1,0 +1,255 @@
+//! Starts, changes and ends keys as the configuration says, while the others go on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::config::{KeyNumber, KeySpec, ProbeOptions, ProcessConfig};
+use crate::files::Watcher;
+use crate::keeper::{Keeper, Reconfigure};
+use crate::key::Key;
+use crate::metrics::{KeyMetrics, Metrics, Outcome};
+use crate::server::{Stopper, serve_key, stopper};
+use crate::socket::{Listener, SocketOptions};
+use crate::status::{ConfigStatus, KeyStatus, ProcessStatus, Refusal, time};
+use crate::{Endpoint, Error, Kind};
+
+/// What the admin endpoints see.
+pub(crate) struct Shared {
+    provider: &'static str,
+    started: SystemTime,
+    keys: RwLock<BTreeMap<KeyNumber, Arc<Key>>>,
+    config: Mutex<ConfigStatus>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// Owns the running keys.
+pub(crate) struct Supervisor {
+    pub(crate) shared: Arc<Shared>,
+    watcher: Arc<Watcher>,
+    running: BTreeMap<KeyNumber, Running>,
+}
+
+/// One key with its socket and its keeper; dropping it ends both.
+struct Running {
+    key: Arc<Key>,
+    kek: serde_json::Value,
+    whole: serde_json::Value,
+    options: (ProbeOptions, SocketOptions),
+    orders: mpsc::Sender<Reconfigure>,
+    stopper: Stopper,
+    server: JoinHandle<()>,
+}
+
+impl Supervisor {
+    pub(crate) fn new(provider: &'static str, source: String, watcher: Arc<Watcher>) -> Self {
+        let shared = Shared {
+            provider,
+            started: SystemTime::now(),
+            keys: RwLock::default(),
+            config: Mutex::new(ConfigStatus { source, ..ConfigStatus::default() }),
+            metrics: Arc::default(),
+        };
+        Self { shared: Arc::new(shared), watcher, running: BTreeMap::new() }
+    }
+
+    /// Makes the running keys those of `config`. Everything that can fail comes first; if it
+    /// does, nothing has changed.
+    pub(crate) async fn apply(&mut self, config: ProcessConfig) -> Result<(), Error> {
+        self.check_keks(&config)?;
+        let mut sockets = self.bind(&config).await?;
+        let wanted: BTreeSet<KeyNumber> = config.keys.iter().map(|spec| spec.id).collect();
+        let gone: Vec<_> = self.running.keys().filter(|id| !wanted.contains(id)).copied().collect();
+        for id in gone {
+            if let Some(running) = self.running.remove(&id) {
+                tracing::info!(key = %id, "key removed");
+                running.end();
+            }
+        }
+        let revision = config.revision.clone();
+        for spec in config.keys {
+            match sockets.remove(&spec.id) {
+                Some(listener) => {
+                    self.start(spec, listener, config.probe, &config.socket, config.drain)
+                }
+                None => self.change(spec, config.probe),
+            }
+        }
+        self.shared.publish(&self.running);
+        let mut status = self.shared.config();
+        status.revision = revision;
+        status.loaded = time(SystemTime::now());
+        status.refused = None;
+        Ok(())
+    }
+
+    /// Remembers that a newer configuration is not in use.
+    pub(crate) fn refuse(&self, error: &str) {
+        self.shared.metrics.config_reload(Outcome::Failure);
+        let refusal = Refusal { at: time(SystemTime::now()), error: error.to_owned() };
+        self.shared.config().refused = Some(refusal);
+    }
+
+    /// Ends every key, letting open requests finish.
+    pub(crate) async fn end(self) {
+        let servers: Vec<_> = self.running.into_values().map(Running::end).collect();
+        for server in servers {
+            // An aborted or panicked server has nothing left to drain.
+            let _ = server.await;
+        }
+    }
+
+    /// Another KEK under a number that has already written data would make that data unreadable.
+    fn check_keks(&self, config: &ProcessConfig) -> Result<(), Error> {
+        for spec in &config.keys {
+            let Some(running) = self.running.get(&spec.id) else { continue };
+            if running.kek != spec.kek && running.key.health.was_proven() {
+                let text = format!("the kek of key {} has changed", spec.id);
+                return Err(Error::new(Kind::Config, text)
+                    .with_hint("give the new KEK a new id and keep the old key beside it"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the sockets of keys that are new or that have moved.
+    async fn bind(&self, config: &ProcessConfig) -> Result<BTreeMap<KeyNumber, Listener>, Error> {
+        let mut sockets = BTreeMap::new();
+        for spec in &config.keys {
+            let unmoved = self.running.get(&spec.id).is_some_and(|running| {
+                running.key.endpoint == spec.endpoint
+                    && running.options.1 == config.socket
+                    && (running.kek == spec.kek || !running.key.health.was_proven())
+            });
+            if !unmoved {
+                // A key that stays where it is but with another mode: its own socket answers.
+                let own = self.running.get(&spec.id).filter(|r| r.key.endpoint == spec.endpoint);
+                if own.is_some() {
+                    return Err(Error::new(
+                        Kind::Config,
+                        format!(
+                            "socket options of {} cannot change while it is served",
+                            spec.endpoint
+                        ),
+                    )
+                    .with_hint("restart the provider, or move the key to another socket"));
+                }
+                sockets.insert(spec.id, bind(&spec.endpoint, &config.socket).await?);
+            }
+        }
+        Ok(sockets)
+    }
+
+    fn start(
+        &mut self,
+        spec: KeySpec,
+        listener: Listener,
+        probe: ProbeOptions,
+        socket: &SocketOptions,
+        drain: Duration,
+    ) {
+        let metrics = KeyMetrics::new(self.shared.metrics.clone(), spec.id, &spec.endpoint);
+        let (ask_reread, rereads) = mpsc::channel(16);
+        let (orders, inbox) = mpsc::channel(4);
+        let key = Key::new(spec.id, spec.endpoint.clone(), probe, metrics, ask_reread);
+        let key = Arc::new(key);
+        let (stopper, stop) = stopper();
+        let (id, kek, whole) = (spec.id, spec.kek.clone(), spec.whole.clone());
+        tracing::info!(key = %id, socket = %spec.endpoint, "kms listening");
+        let server = tokio::spawn(serve_key(listener, key.clone(), stop, drain));
+        let keeper = Keeper::new(key.clone(), spec, probe, &self.watcher, rereads, inbox);
+        tokio::spawn(keeper.run());
+        let options = (probe, socket.clone());
+        let running = Running { key, kek, whole, options, orders, stopper, server };
+        if let Some(old) = self.running.insert(id, running) {
+            old.end();
+        }
+    }
+
+    fn change(&mut self, spec: KeySpec, options: ProbeOptions) {
+        let Some(running) = self.running.get_mut(&spec.id) else { return };
+        if running.whole == spec.whole && running.options.0 == options {
+            return;
+        }
+        tracing::info!(key = %spec.id, "settings of the key have changed");
+        running.kek = spec.kek.clone();
+        running.whole = spec.whole.clone();
+        running.options.0 = options;
+        if running.orders.try_send(Reconfigure { spec, options }).is_err() {
+            tracing::error!(key = %running.key.id, "the key is too busy to take its new settings");
+            // Compared with these the next time, so that they are sent again.
+            running.whole = serde_json::Value::Null;
+        }
+    }
+}
+
+impl Shared {
+    /// What the start still waits for.
+    pub(crate) fn pending(&self) -> Vec<String> {
+        self.each(|key| {
+            let waiting = !key.health.was_proven();
+            waiting.then(|| match key.health.verdict() {
+                Err(trouble) => format!("key {}: {}", key.id, trouble.text),
+                Ok(()) => format!("key {}: waiting", key.id),
+            })
+        })
+    }
+
+    /// Which keys answer Status with an error.
+    pub(crate) fn sick(&self) -> Vec<String> {
+        self.each(|key| key.status().err().map(|error| error.report()))
+    }
+
+    /// Health depends on the clock: gauges are brought up to date when they are read.
+    pub(crate) fn refresh_metrics(&self) {
+        self.each(|key| {
+            key.metrics.healthy(key.status().is_ok());
+            None
+        });
+    }
+
+    pub(crate) fn status(&self) -> ProcessStatus {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        ProcessStatus {
+            provider: self.provider,
+            version: crate::VERSION,
+            started: time(self.started),
+            config: self.config().clone(),
+            keys: keys.values().map(|key| KeyStatus::of(key)).collect(),
+        }
+    }
+
+    fn each(&self, f: impl Fn(&Key) -> Option<String>) -> Vec<String> {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.values().filter_map(|key| f(key)).collect()
+    }
+
+    fn publish(&self, running: &BTreeMap<KeyNumber, Running>) {
+        let keys = running.iter().map(|(id, running)| (*id, running.key.clone())).collect();
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+    }
+
+    fn config(&self) -> std::sync::MutexGuard<'_, ConfigStatus> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Running {
+    /// Stops the socket and the keeper; the handle ends when open requests have.
+    fn end(self) -> JoinHandle<()> {
+        self.stopper.stop();
+        self.server
+    }
+}
+
+/// Binds, and says so when the directory is open to strangers.
+pub(crate) async fn bind(endpoint: &Endpoint, options: &SocketOptions) -> Result<Listener, Error> {
+    let (listener, warning) = Listener::bind(endpoint, options).await?;
+    if let Some(warning) = warning {
+        tracing::warn!(socket = %endpoint, warning, "socket directory is too open");
+    }
+    Ok(listener)
+}

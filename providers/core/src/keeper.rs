@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::backend::Backend;
+use crate::canary::Canary;
 use crate::config::{KeySpec, ProbeOptions};
 use crate::files::{Files, Subscription, Watcher};
 use crate::key::{Key, same, within};
@@ -114,8 +115,9 @@ impl Keeper {
         let calm = last_probe.map_or_else(Instant::now, |at| at + SUSPICION_PAUSE);
         let key = self.key.clone();
         let suspicion = async {
-            key.suspicion.notified().await;
+            // Calm first: a suspicion that was taken must not be lost to another branch.
             tokio::time::sleep_until(calm).await;
+            key.suspicion.notified().await;
         };
         tokio::select! {
             biased;
@@ -189,23 +191,30 @@ impl Keeper {
         let active = self.key.active();
         let previous = active.as_ref().map(|active| &*active.backend);
         let backend = spec.connector.connect(files, previous).await?;
-        let call = self.call();
-        if let Some(canary) = &spec.canary {
-            let plaintext = self.key.unwrap(&backend, &canary.sealed, &call).await;
-            let plaintext = plaintext.map_err(|error| canary_failed(error))?;
-            canary.verify(&plaintext)?;
-        }
-        if let Some((sealed, plaintext)) = &self.sample {
-            let back = self.key.unwrap(&backend, sealed, &call).await;
-            let same = back.as_ref().is_ok_and(|back| back == plaintext);
-            match back {
-                Err(error) if error.kind().is_transient() => return Err(error),
-                _ if same => {}
-                _ => return Err(another_key()),
-            }
-        }
+        self.same_kek(&backend, spec.canary.as_ref()).await?;
         let (key_id, sample) = self.round_trip(&backend).await?;
         Ok(Proven { backend, key_id, sample })
+    }
+
+    /// Whether `backend` can read what was wrapped before: the canary, and the sample that the
+    /// client in use wrapped last.
+    async fn same_kek(
+        &self,
+        backend: &Arc<dyn Backend>,
+        canary: Option<&Canary>,
+    ) -> Result<(), Error> {
+        let call = self.call();
+        if let Some(canary) = canary {
+            let plaintext = self.key.unwrap(backend, &canary.sealed, &call).await;
+            canary.verify(&plaintext.map_err(canary_failed)?)?;
+        }
+        let Some((sealed, plaintext)) = &self.sample else { return Ok(()) };
+        match self.key.unwrap(backend, sealed, &call).await {
+            Ok(back) if back == *plaintext => Ok(()),
+            Err(error) if error.kind().is_transient() => Err(error),
+            Err(error) => Err(another_key().with_source(error)),
+            Ok(_) => Err(another_key()),
+        }
     }
 
     fn adopt(&mut self, proven: Proven, spec: Option<KeySpec>, files: Files, first: bool) {
@@ -230,10 +239,19 @@ impl Keeper {
     /// Proves the client in use again, and follows the KMS when it has rotated.
     async fn probe(&mut self, backend: &Arc<dyn Backend>) -> Result<(), ()> {
         let deadline = Instant::now() + self.options.timeout;
-        match within(deadline, self.round_trip(backend)).await {
-            Ok((key_id, sample)) => {
-                let announced = self.key.active().map(|active| active.key_id.clone());
-                if announced.as_ref() != Some(&key_id) {
+        let announced = self.key.active().map(|active| active.key_id.clone());
+        let work = async {
+            let (key_id, sample) = self.round_trip(backend).await?;
+            let moved = announced.as_ref() != Some(&key_id);
+            if moved {
+                // A key that was deleted and made anew looks like a rotation, but reads nothing.
+                self.same_kek(backend, self.spec.canary.as_ref()).await?;
+            }
+            Ok((key_id, sample, moved))
+        };
+        match within(deadline, work).await {
+            Ok((key_id, sample, moved)) => {
+                if moved {
                     let key_id_hash = key_id.hash();
                     tracing::info!(key = %self.key.id, key_id_hash, "the KMS has rotated the key");
                     self.key.activate(backend.clone(), key_id);
@@ -337,8 +355,10 @@ fn random() -> Result<Secret, Error> {
 }
 
 fn another_key() -> Error {
-    Error::new(Kind::KeyState, "the new files or settings lead to another key than the one in use")
-        .with_hint("give another KEK a new key id; nothing was changed")
+    Error::new(Kind::KeyState, "this is another key than the one in use: it cannot read its data")
+        .with_hint(
+            "bring the old KEK back, or give the other one a new key id; nothing was changed",
+        )
 }
 
 fn canary_failed(error: Error) -> Error {

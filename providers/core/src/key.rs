@@ -104,7 +104,7 @@ impl Key {
         };
         let sealed = within(call.deadline, work).await.inspect_err(|error| self.suspect(error))?;
         if sealed.key_id != active.key_id {
-            return Err(self.moved(&active, sealed.key_id));
+            return Err(self.moved());
         }
         self.proven();
         Ok(sealed)
@@ -232,16 +232,12 @@ impl Key {
         Err(Error::new(kind, format!("key {} is not served yet: {text}", self.id)))
     }
 
-    /// The KMS wrapped with another version than was announced: it has been proven by the
-    /// unwrapping, so it may be announced, and the caller asks again.
-    fn moved(&self, active: &Arc<Active>, key_id: KeyId) -> Error {
-        let text = "the KMS wrapped with another version than the announced one";
-        let error = Error::new(Kind::Unavailable, text);
-        if self.is_past(&key_id) {
-            return error.with_hint("it has gone back to an older version: check its replicas");
-        }
-        self.activate(active.backend.clone(), key_id);
-        error.with_hint("the new version is announced now; the caller will ask again")
+    /// The KMS wrapped with another version than was announced: the keeper looks into it at once
+    /// and announces it if the old data stays readable; the caller asks again.
+    fn moved(&self) -> Error {
+        self.suspicion.notify_one();
+        Error::new(Kind::Unavailable, "the KMS wrapped with another version than the announced one")
+            .with_hint("a rotation is being taken over; the caller will ask again")
     }
 
     /// A failed request makes the next probe come sooner; it does not decide over health.

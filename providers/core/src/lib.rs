@@ -47,6 +47,10 @@ mod socket;
 mod status;
 mod supervisor;
 mod telemetry;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 pub mod client;
 pub mod config;

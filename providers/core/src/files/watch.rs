@@ -48,7 +48,17 @@ pub struct Subscription {
     wake: Arc<Notify>,
     paths: BTreeSet<PathBuf>,
     told: Option<Digest>,
+    settling: Option<Settling>,
     looked: Option<Instant>,
+}
+
+/// A state that has not been told yet.
+struct Settling {
+    digest: Digest,
+    /// Since when it has been just so.
+    since: Instant,
+    /// Since when the files have differed from what was told.
+    began: Instant,
 }
 
 impl Watcher {
@@ -85,7 +95,9 @@ impl Watcher {
             let id = inotify.join(wake.clone());
             (inotify, id)
         });
-        Subscription { inotify, poll: self.poll.max(SETTLE), wake, paths, told: None, looked: None }
+        let poll = self.poll.max(SETTLE);
+        let (told, settling, looked) = (None, None, None);
+        Subscription { inotify, poll, wake, paths, told, settling, looked }
     }
 }
 
@@ -100,15 +112,17 @@ impl Subscription {
     /// last one never. Dropping the future loses nothing.
     pub async fn changed(&mut self) -> Result<Files, Error> {
         loop {
-            let mut state = self.look();
-            if self.told.is_some_and(|told| told != state.digest) {
-                state = self.settle(state).await;
-            }
-            if self.told != Some(state.digest) {
+            let state = self.look();
+            if self.told == Some(state.digest) {
+                self.settling = None;
+                self.stirred().await;
+            } else if self.told.is_none() || self.settled(&state) {
+                self.settling = None;
                 self.told = Some(state.digest);
                 return state.result;
+            } else {
+                sleep(SETTLE).await;
             }
-            self.stirred().await;
         }
     }
 
@@ -159,19 +173,18 @@ impl Subscription {
         Route::of(self.paths.iter().map(PathBuf::as_path))
     }
 
-    /// Looks until the state holds.
-    async fn settle(&mut self, mut state: State) -> State {
-        let mut held = 0;
-        for _ in 0..MAX_HOLDS {
-            sleep(SETTLE).await;
-            let next = self.look();
-            held = if next.digest == state.digest { held + 1 } else { 0 };
-            state = next;
-            if held >= if state.result.is_ok() { 1 } else { BAD_HOLDS } {
-                break;
-            }
+    /// Whether the state has held long enough; remembered in `self`, so that a caller
+    /// who drops the future often does not begin anew each time.
+    fn settled(&mut self, state: &State) -> bool {
+        let now = Instant::now();
+        let fresh = Settling { digest: state.digest, since: now, began: now };
+        let settling = self.settling.get_or_insert(fresh);
+        if settling.digest != state.digest {
+            settling.digest = state.digest;
+            settling.since = now;
         }
-        state
+        let holds = if state.result.is_ok() { 1 } else { BAD_HOLDS };
+        now - settling.since >= SETTLE * holds || now - settling.began >= SETTLE * MAX_HOLDS
     }
 
     /// Waits for an event or the poll, but never less than [`SETTLE`] since the

@@ -1,0 +1,174 @@
+//! A KMS that does what a test tells it, for tests of the runtime itself.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Deserialize;
+
+use crate::config::Problems;
+use crate::{Call, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
+
+/// All KMSs of the test process, by name: a configuration can only hold a name.
+static ALL: Mutex<BTreeMap<String, Arc<Kms>>> = Mutex::new(BTreeMap::new());
+
+/// A KMS.
+#[derive(Default)]
+pub(crate) struct Kms {
+    state: Mutex<State>,
+}
+
+/// What it does next.
+#[derive(Default)]
+pub(crate) struct State {
+    /// The KEK: ciphertexts of one cannot be read with another.
+    pub(crate) kek: u8,
+    pub(crate) version: u32,
+    /// Wraps with this version whatever it is asked for.
+    pub(crate) wraps_with: Option<u32>,
+    /// Every call fails so.
+    pub(crate) fails: Option<Kind>,
+    /// So many calls fail as unavailable, and then no more.
+    pub(crate) fails_times: u32,
+    pub(crate) delay: Duration,
+    pub(crate) lies: bool,
+    pub(crate) encrypts: u32,
+    pub(crate) decrypts: u32,
+    pub(crate) connects: u32,
+}
+
+/// The provider of [`Kms`].
+pub(crate) struct Scripted {
+    kms: Arc<Kms>,
+    /// From the credentials file, if there is one: the KMS takes only `good…`.
+    token: Option<String>,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Config {
+    kek: Option<Kek>,
+    credentials: Option<Credentials>,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+struct Kek {
+    kms: Option<String>,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+struct Credentials {
+    token: Option<PathBuf>,
+}
+
+impl Kms {
+    /// A KMS of this name with version 1 of KEK 1.
+    pub(crate) fn new(name: &str) -> Arc<Self> {
+        let kms: Arc<Self> = Arc::default();
+        kms.set(|state| (state.kek, state.version) = (1, 1));
+        lock(&ALL).insert(name.to_owned(), kms.clone());
+        kms
+    }
+
+    pub(crate) fn set(&self, change: impl FnOnce(&mut State)) {
+        change(&mut lock(&self.state));
+    }
+
+    pub(crate) fn ask<T>(&self, question: impl FnOnce(&State) -> T) -> T {
+        question(&lock(&self.state))
+    }
+
+    async fn call(&self, token: Option<&str>) -> Result<(), Error> {
+        let (delay, failure) = {
+            let mut state = lock(&self.state);
+            let once = state.fails_times > 0;
+            state.fails_times = state.fails_times.saturating_sub(1);
+            (state.delay, state.fails.or(once.then_some(Kind::Unavailable)))
+        };
+        tokio::time::sleep(delay).await;
+        match failure {
+            Some(kind) => Err(Error::new(kind, "as the test wants it")),
+            None if token.is_some_and(|token| !token.starts_with("good")) => {
+                Err(Error::new(Kind::Denied, "bad token"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Provider for Scripted {
+    const NAME: &'static str = "scripted";
+    type Config = Config;
+
+    fn check(config: &Config, problems: &mut Problems) {
+        let name = config.kek.as_ref().and_then(|kek| kek.kms.as_ref());
+        if name.is_none() {
+            problems.add("kek.kms", "is required");
+        }
+    }
+
+    fn files(config: &Config) -> Vec<PathBuf> {
+        config.credentials.iter().filter_map(|credentials| credentials.token.clone()).collect()
+    }
+
+    async fn connect(config: &Config, files: &Files, _: Option<&Self>) -> Result<Self, Error> {
+        let name = config.kek.as_ref().and_then(|kek| kek.kms.as_deref()).unwrap_or_default();
+        let kms = lock(&ALL).get(name).cloned();
+        let kms = kms.ok_or_else(|| Error::new(Kind::Unavailable, "no such KMS"))?;
+        kms.set(|state| state.connects += 1);
+        let token = match Self::files(config).first() {
+            Some(path) => files.secret(path)?.as_text().map(str::to_owned),
+            None => None,
+        };
+        kms.call(token.as_deref()).await?;
+        Ok(Self { kms, token })
+    }
+
+    async fn key_id(&self) -> Result<KeyId, Error> {
+        self.kms.call(self.token.as_deref()).await?;
+        let (kek, version) = self.kms.ask(|state| (state.kek, state.version));
+        KeyId::new(&format!("{kek}/{version}"))
+    }
+
+    async fn encrypt(
+        &self,
+        key_id: &KeyId,
+        plaintext: &[u8],
+        _: &Call<'_>,
+    ) -> Result<Sealed, Error> {
+        self.kms.set(|state| state.encrypts += 1);
+        self.kms.call(self.token.as_deref()).await?;
+        let (kek, used) = self.kms.ask(|state| (state.kek, state.wraps_with));
+        let key_id = match used {
+            Some(version) => KeyId::new(&format!("{kek}/{version}"))?,
+            None => key_id.clone(),
+        };
+        let mask = mask(&key_id);
+        let ciphertext: Bytes =
+            [kek].into_iter().chain(plaintext.iter().map(|b| b ^ mask)).collect();
+        Ok(Sealed { key_id, ciphertext, annotations: BTreeMap::new() })
+    }
+
+    async fn decrypt(&self, sealed: &Sealed, _: &Call<'_>) -> Result<Secret, Error> {
+        self.kms.set(|state| state.decrypts += 1);
+        self.kms.call(self.token.as_deref()).await?;
+        let (kek, lies) = self.kms.ask(|state| (state.kek, state.lies));
+        if sealed.ciphertext.first() != Some(&kek) {
+            return Err(Error::new(Kind::KeyState, "another KEK wrapped this"));
+        }
+        let mask = mask(&sealed.key_id) ^ u8::from(lies);
+        Ok(Secret::new(sealed.ciphertext.iter().skip(1).map(|b| b ^ mask).collect()))
+    }
+}
+
+fn mask(key_id: &KeyId) -> u8 {
+    key_id.as_str().bytes().fold(0x5a, |mask, b| mask ^ b)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,1 +1,46 @@
-//! x
+//! Real clusters for Sidekey's tests.
+//!
+//! For: proving promises on the servers that users run. kube-apiserver and
+//! etcd are built from Go modules and kept in a cache, started on free loopback
+//! ports, read down to the bytes in etcd, hurt in every way that happens in
+//! production, and put under load that counts every failed request.
+//!
+//! Refuses: to skip. What is missing is installed or built; where that fails
+//! the error says what was tried and how to fix it. It imitates no server and
+//! retries no request.
+//!
+//! The one invariant: nothing outlives the process that started it. Children
+//! end and scratch directories go, by pid and path, on drop and also when that
+//! process panics, is interrupted or is killed.
+
+pub mod apiserver;
+pub mod binaries;
+pub mod cache;
+pub mod encryption;
+pub mod etcd;
+pub mod golang;
+pub mod http;
+pub mod kube;
+pub mod load;
+pub mod local;
+pub mod metrics;
+pub mod pki;
+pub mod plane;
+pub mod ports;
+pub mod process;
+pub mod scratch;
+pub mod stored;
+pub mod wait;
+mod watchdog;
+
+pub use apiserver::KubeApiserver;
+pub use encryption::{EncryptionConfiguration, Stanza};
+pub use etcd::Etcd;
+pub use kube::{Kind, KubeClient};
+pub use load::{Load, LoadOptions};
+pub use local::LocalPlugin;
+pub use plane::ControlPlane;
+pub use scratch::Scratch;
+pub use stored::Stored;
+pub use wait::eventually;
+pub use watchdog::KEEP;

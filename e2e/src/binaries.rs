@@ -1,0 +1,123 @@
+//! Our own programs, as users run them: the release build.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::cache::say;
+
+/// A directory with ready binaries; set, nothing is built.
+pub const BIN_DIR: &str = "SIDEKEY_BIN_DIR";
+
+static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+
+/// The path of a release binary such as `sidekey-local`: from
+/// `$SIDEKEY_BIN_DIR`, else built by cargo, once per process. Blocks.
+pub fn path(name: &str) -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os(BIN_DIR) {
+        let path = PathBuf::from(dir).join(name);
+        ensure!(path.is_file(), "{BIN_DIR} is set, but there is no {}", path.display());
+        return Ok(path);
+    }
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(path) = built.get(name) {
+        return Ok(path.clone());
+    }
+    let path = build(name).with_context(|| format!("cannot build {name}"))?;
+    built.insert(name.to_owned(), path.clone());
+    Ok(path)
+}
+
+/// The same from async code.
+pub async fn path_async(name: &'static str) -> Result<PathBuf> {
+    tokio::task::spawn_blocking(move || path(name)).await?
+}
+
+/// What a program that ended by itself has said.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Its exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// All of its stdout.
+    pub stdout: String,
+    /// All of its stderr.
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// An error that quotes its output unless it ended with 0.
+    pub fn ok(self) -> Result<Self> {
+        let Self { code, stdout, stderr } = &self;
+        ensure!(*code == Some(0), "exit code {code:?}\nstdout: {stdout}\nstderr: {stderr}");
+        Ok(self)
+    }
+}
+
+/// Runs a command of ours to its end, for those that end by themselves.
+pub async fn run<A: AsRef<OsStr>>(name: &'static str, args: &[A]) -> Result<Outcome> {
+    let program = path_async(name).await?;
+    let args: Vec<OsString> = args.iter().map(|arg| arg.as_ref().to_owned()).collect();
+    let what = format!("{name} {args:?}");
+    let output = tokio::task::spawn_blocking(move || {
+        Command::new(program).args(args).stdin(Stdio::null()).output()
+    });
+    let ran = output.await?.with_context(|| format!("cannot run {what}"))?;
+    Ok(Outcome {
+        code: ran.status.code(),
+        stdout: String::from_utf8_lossy(&ran.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&ran.stderr).into_owned(),
+    })
+}
+
+fn build(name: &str) -> Result<PathBuf> {
+    let package = package_of(name)?;
+    say(&format!("building {name} (release)"));
+    let ran = cargo()
+        .args(["build", "--release", "--message-format=json-render-diagnostics"])
+        .args(["--package", &package, "--bin", name])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo")?;
+    ensure!(ran.status.success(), "cargo build --release --bin {name} failed, see above");
+    let executable = String::from_utf8_lossy(&ran.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|message| message["target"]["name"] == name)
+        .find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
+    executable.context("cargo did not say where it put the binary")
+}
+
+/// Built alone (`-p`), a binary has just its own features, as when released.
+fn package_of(name: &str) -> Result<String> {
+    let ran = cargo()
+        .args(["metadata", "--no-deps", "--format-version=1"])
+        .output()
+        .context("cannot run cargo metadata")?;
+    let text = String::from_utf8_lossy(&ran.stderr);
+    ensure!(ran.status.success(), "cargo metadata failed: {text}");
+    let metadata: Value = serde_json::from_slice(&ran.stdout).context("bad cargo metadata")?;
+    let mut known = Vec::new();
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        for target in package["targets"].as_array().into_iter().flatten() {
+            let is_bin = target["kind"].as_array().is_some_and(|kind| kind.contains(&"bin".into()));
+            let (true, Some(bin)) = (is_bin, target["name"].as_str()) else { continue };
+            if bin == name {
+                return Ok(package["name"].as_str().context("package without name")?.to_owned());
+            }
+            known.push(bin);
+        }
+    }
+    bail!("the workspace has no binary of that name; it has {}", known.join(", "))
+}
+
+fn cargo() -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).stdin(Stdio::null());
+    command
+}

@@ -14,8 +14,10 @@
 //! process panics, is interrupted or is killed.
 
 pub mod apiserver;
+pub mod bench;
 pub mod binaries;
 pub mod cache;
+pub mod command;
 pub mod encryption;
 pub mod etcd;
 pub mod golang;

@@ -1,0 +1,88 @@
+//! The report for people.
+
+use std::fmt::Write;
+
+use super::figures::{Cell, Direction, Figures, Judgement};
+
+/// All figures of a subject and what became of its bars, as a text of short tables.
+pub fn table(figures: &Figures, judgements: &[Judgement]) -> String {
+    let mut text = format!("{}\n", figures.subject);
+    // Writing to a string cannot fail.
+    let _ = head(&mut text, figures);
+    let _ = load(&mut text, &figures.load);
+    let _ = bars(&mut text, judgements);
+    text
+}
+
+fn head(text: &mut String, figures: &Figures) -> std::fmt::Result {
+    if let Some(binary) = figures.binary {
+        let linked = if binary.is_static { "static" } else { "NOT static" };
+        let stripped = if binary.is_stripped { "stripped" } else { "NOT stripped" };
+        writeln!(text, "  binary   {:.2} MiB, {linked}, {stripped}", mib(binary.bytes / 1024))?;
+    }
+    if let Some(start) = figures.start_ms {
+        writeln!(
+            text,
+            "  start    {:.2} ms to the first healthy Status (median of {}; {:.2} to {:.2})",
+            start.median, start.count, start.min, start.max
+        )?;
+    }
+    let memory = [("idle", figures.idle), ("loaded", figures.loaded)];
+    for (when, memory) in memory.into_iter().filter_map(|(when, m)| Some((when, m?))) {
+        writeln!(
+            text,
+            "  {when:<8} {:.2} MiB RSS, of which {:.2} anonymous; {:.2} PSS",
+            mib(memory.rss),
+            mib(memory.anonymous),
+            mib(memory.pss)
+        )?;
+    }
+    writeln!(text, "  calls    {} in all", figures.calls)
+}
+
+fn load(text: &mut String, cells: &[Cell]) -> std::fmt::Result {
+    writeln!(
+        text,
+        "\n  {:<9} {:>8} {:>9} {:>9} {:>9} {:>9} {:>12} {:>13}",
+        "operation",
+        "at once",
+        "calls/s",
+        "p50 us",
+        "p99 us",
+        "max us",
+        "server CPU",
+        "backend calls"
+    )?;
+    let dash = || "-".to_owned();
+    for cell in cells {
+        let cpu = cell.server_cpu_us.map_or_else(dash, |us| format!("{us:.1} us"));
+        let backend = cell.backend_calls.map_or_else(dash, |calls| format!("{calls:.2}"));
+        let Cell { operation, concurrency, rate, p50_us, p99_us, max_us, .. } = cell;
+        writeln!(
+            text,
+            "  {operation:<9} {concurrency:>8} {rate:>9.0} {p50_us:>9.0} {p99_us:>9.0} {max_us:>9.0} {cpu:>12} {backend:>13}"
+        )?;
+    }
+    Ok(())
+}
+
+fn bars(text: &mut String, judgements: &[Judgement]) -> std::fmt::Result {
+    if !judgements.is_empty() {
+        writeln!(text, "\n  {:<28} {:>12} {:>18}", "bar", "measured", "")?;
+    }
+    for Judgement { bar, unit, direction, limit, value, met } in judgements {
+        let side = match direction {
+            Direction::AtMost => "at most",
+            Direction::AtLeast => "at least",
+        };
+        let value = value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2} {unit}"));
+        let verdict = if *met { "met" } else { "MISSED" };
+        let promise = format!("{side} {limit} {unit}");
+        writeln!(text, "  {bar:<28} {value:>12} {:>18}  {verdict}", promise.trim_end())?;
+    }
+    Ok(())
+}
+
+fn mib(kib: u64) -> f64 {
+    kib as f64 / 1024.0
+}

@@ -1,0 +1,87 @@
+//! `cargo up`: the whole product, running, with one command.
+//!
+//! It builds and starts the local provider, proves it with a round trip through its socket,
+//! says how to use it and stays until Ctrl-C. It is for trying things out: the key lies in a
+//! file of the build directory. Its one invariant: nothing that it started outlives it.
+
+mod stack;
+mod trial;
+mod view;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use sidekey_e2e::command::{self, Format};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::stack::Stack;
+
+/// Runs Sidekey here until Ctrl-C.
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo up",
+    bin_name = "cargo up",
+    after_help = "Examples:\n  cargo up\n  cargo up -- --cluster\n  cargo up -- --once -o json\n\nExit codes: 0 ended by Ctrl-C, SIGTERM or --once, 1 something failed or died, 64 bad usage"
+)]
+struct Arguments {
+    /// Also run etcd and a kube-apiserver that encrypts through Sidekey. Its data goes away
+    /// at the end; the first run builds both, which takes some minutes
+    #[arg(long)]
+    cluster: bool,
+    /// Where key, socket, configuration and log lie [default: target/up]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// End after the round trip instead of staying
+    #[arg(long)]
+    once: bool,
+    /// How to print what is up: with json, one object when all is ready
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+fn main() -> ExitCode {
+    let arguments = match command::arguments::<Arguments>() {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(up(&arguments))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn up(arguments: &Arguments) -> Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let dir = arguments.dir.clone().unwrap_or_else(default_directory);
+    let mut stack = tokio::select! {
+        started = Stack::start(&dir, arguments.cluster) => started?,
+        _ = interrupt.recv() => return Ok(()),
+        _ = terminate.recv() => return Ok(()),
+    };
+    match arguments.output {
+        Format::Text => print!("{}", view::text(&mut stack, arguments.once)?),
+        Format::Json => println!("{}", view::json(&mut stack)?),
+    }
+    if !arguments.once {
+        tokio::select! {
+            died = stack.watch() => return Err(died),
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        eprintln!("ending");
+    }
+    stack.stop().await
+}
+
+/// In the build directory: `cargo clean` removes it, key and all.
+fn default_directory() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    root.unwrap_or_else(|| Path::new(".")).join("target/up")
+}

@@ -1,0 +1,115 @@
+//! What lies where: the top level, and what a provider's folder must hold.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::assert_none;
+
+/// All that may lie at the top, dotfiles aside.
+const TOP: &[&str] = &[
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE",
+    "README.md",
+    "deploy",
+    "e2e",
+    "images",
+    "proto",
+    "providers",
+    "shim",
+];
+
+/// The top of the repository.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("e2e lies in the repository")
+}
+
+/// Files of the repository, relative to its top: those that git knows or would take.
+pub(crate) fn files() -> Vec<String> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .expect("git is installed: the policy looks at the files that git knows");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listing = String::from_utf8(output.stdout).expect("file names are UTF-8");
+    let names = listing.split('\0').filter(|name| !name.is_empty());
+    // A file that was removed but not yet committed is still listed.
+    let files: Vec<String> =
+        names.filter(|name| root().join(name).is_file()).map(str::to_owned).collect();
+    assert!(files.iter().any(|name| name == "Cargo.toml"), "git lists no files");
+    files
+}
+
+/// Names of the folders under `providers/` that hold a provider.
+fn providers() -> Vec<String> {
+    let entries = std::fs::read_dir(root().join("providers")).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.path().join("Cargo.toml").is_file())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .filter(|name| name != "core" && name != "conformance")
+        .collect();
+    names.sort();
+    assert!(!names.is_empty(), "no provider found");
+    names
+}
+
+#[test]
+fn nothing_new_lies_at_the_top() {
+    let mut wrong: Vec<String> = files()
+        .iter()
+        .filter_map(|file| file.split('/').next())
+        .filter(|top| !top.starts_with('.') && !TOP.contains(top))
+        .map(|top| format!("{top} does not belong at the top"))
+        .collect();
+    wrong.dedup();
+    assert_none("the layout is fixed", &wrong);
+}
+
+#[test]
+fn every_folder_of_the_top_says_what_it_is_for() {
+    let wrong: Vec<String> = ["deploy", "images", "shim"]
+        .iter()
+        .filter(|folder| !root().join(folder).join("README.md").is_file())
+        .map(|folder| format!("{folder}/README.md is missing"))
+        .collect();
+    assert_none("a newcomer can find the way", &wrong);
+}
+
+#[test]
+fn every_provider_has_a_readme() {
+    let wrong: Vec<String> = providers()
+        .iter()
+        .filter(|name| !root().join("providers").join(name).join("README.md").is_file())
+        .map(|name| format!("providers/{name}/README.md is missing"))
+        .collect();
+    assert_none("every provider explains itself", &wrong);
+}
+
+#[test]
+fn every_provider_runs_the_conformance_suite() {
+    let mut wrong = Vec::new();
+    for name in providers() {
+        let file = format!("providers/{name}/tests/conformance.rs");
+        let text = std::fs::read_to_string(root().join(&file)).unwrap_or_default();
+        let is_test = text.contains("#[test]") || text.contains("::test");
+        let calls = text.contains("sidekey_conformance") && text.contains("assert_conforms(");
+        if !is_test || !calls {
+            wrong.push(format!("{file} is missing, or has no test that calls assert_conforms"));
+        }
+    }
+    assert_none("every provider's tests run sidekey_conformance::assert_conforms", &wrong);
+}
+
+#[test]
+fn every_provider_has_an_image_once_there_are_images() {
+    let images = root().join("images");
+    let any = std::fs::read_dir(&images).unwrap().any(|entry| entry.unwrap().path().is_dir());
+    let wrong: Vec<String> = providers()
+        .iter()
+        .filter(|name| any && !images.join(name).join("Containerfile").is_file())
+        .map(|name| format!("images/{name}/Containerfile is missing"))
+        .collect();
+    assert_none("what users run is an image", &wrong);
+}

@@ -1,0 +1,18 @@
+//! The rules that hold for the whole repository, each enforced by one test.
+//!
+//! Whoever breaks one reads here, in the failure, which file to change and why
+//! the rule exists. An exception is possible only where a table asks for its
+//! reason; an exception that nothing needs any more fails too.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod crates;
+mod layout;
+mod licences;
+mod metadata;
+mod source;
+
+/// Fails with every violation at once, each on a line of its own.
+#[track_caller]
+fn assert_none(rule: &str, violations: &[String]) {
+    assert!(violations.is_empty(), "{rule}:\n  {}", violations.join("\n  "));
+}

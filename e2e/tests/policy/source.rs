@@ -1,0 +1,83 @@
+//! What may not stand in any file of the repository.
+
+use crate::assert_none;
+use crate::layout::{files, root};
+
+/// Longest Rust file: what does not fit wants to be two modules.
+const MAX_LINES: usize = 600;
+
+/// Texts that are never right, with the reason. They are put together from two halves
+/// so that this file does not contain them itself.
+const FORBIDDEN: &[(&str, &str)] = &[
+    (concat!("#[", "ignore"), "a test that never runs proves nothing"),
+    (concat!("todo", "!("), "finish it, or leave it out"),
+    (concat!("unimplemented", "!("), "finish it, or leave it out"),
+    (concat!("FIX", "ME"), "fix it, or describe the limit in the crate's documentation"),
+    (concat!("crates", ".io"), "where packages come from is the user's setting"),
+    (concat!("proxy.", "golang.org"), "where packages come from is the user's setting"),
+    (concat!("sum.", "golang.org"), "where packages come from is the user's setting"),
+    (concat!("pypi", ".org"), "where packages come from is the user's setting"),
+    (concat!("pythonhosted", ".org"), "where packages come from is the user's setting"),
+    (concat!("npmjs", ".org"), "where packages come from is the user's setting"),
+    (concat!("/ho", "me/"), "a path of somebody's machine"),
+    (concat!("/ro", "ot/"), "a path of somebody's machine"),
+    (concat!("/Use", "rs/"), "a path of somebody's machine"),
+    (concat!("/wo", "rk/"), "a path of somebody's machine"),
+];
+
+/// Files that tools write and that must name their sources.
+const GENERATED: &[&str] = &["Cargo.lock"];
+
+#[test]
+fn no_file_contains_forbidden_text() {
+    let mut wrong = Vec::new();
+    for file in files().iter().filter(|file| !GENERATED.contains(&file.as_str())) {
+        let bytes = std::fs::read(root().join(file)).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        for (number, line) in text.lines().enumerate() {
+            for (forbidden, reason) in FORBIDDEN.iter().filter(|(text, _)| line.contains(text)) {
+                wrong.push(format!("{file}:{}: {forbidden:?}: {reason}", number + 1));
+            }
+        }
+    }
+    assert_none("forbidden text", &wrong);
+}
+
+#[test]
+fn no_rust_file_is_too_long() {
+    let mut wrong = Vec::new();
+    for file in files().iter().filter(|file| file.ends_with(".rs")) {
+        let lines = std::fs::read_to_string(root().join(file)).unwrap().lines().count();
+        if lines > MAX_LINES {
+            wrong.push(format!("{file} has {lines} lines, more than {MAX_LINES}"));
+        }
+    }
+    assert_none("split what is too long", &wrong);
+}
+
+#[test]
+fn no_crate_allows_unsafe_code() {
+    let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    assert!(manifest.contains("unsafe_code = \"forbid\""), "the workspace forbids unsafe code");
+}
+
+#[test]
+fn the_shim_names_no_provider() {
+    let providers: Vec<String> = std::fs::read_dir(root().join("providers"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "core" && name != "conformance")
+        .collect();
+    let mut wrong = Vec::new();
+    for file in files().iter().filter(|file| file.starts_with("shim/src/")) {
+        let text = std::fs::read_to_string(root().join(file)).unwrap();
+        for name in &providers {
+            if text.contains(&format!("sidekey-{name}"))
+                || text.contains(&format!("sidekey_{name}"))
+            {
+                wrong.push(format!("{file} names the provider {name}"));
+            }
+        }
+    }
+    assert_none("the shim speaks KMS v2 to anybody", &wrong);
+}

@@ -1,0 +1,189 @@
+//! `cargo up` does what it says, and nothing that it started outlives it.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+use sidekey_core::client::connect;
+use sidekey_core::proto::v2::StatusRequest;
+use sidekey_e2e::http::HttpClient;
+use sidekey_e2e::process::{Process, Spec};
+use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE};
+use sidekey_e2e::{Kind, KubeClient, Scratch, eventually};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::aws_lc_rs::default_provider;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+/// What `cargo up -o json` prints.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Ready {
+    endpoint: String,
+    key_id: String,
+    key_file: PathBuf,
+    admin: String,
+    encryption_configuration: PathBuf,
+    kubeconfig: Option<PathBuf>,
+    pids: BTreeMap<String, u32>,
+}
+
+/// Starts `up` and waits for the object that it prints when all is ready.
+async fn up(dir: &Path, arguments: &[&str]) -> Result<(Process, Ready)> {
+    let log = dir.with_extension("log");
+    let mut process = Spec::new("up", env!("CARGO_BIN_EXE_up"), log)
+        .args(["-o", "json", "--dir"])
+        .arg(dir)
+        .args(arguments.iter().copied())
+        .start()?;
+    let find = |line: &str| serde_json::from_str(line).ok();
+    let ready = process.wait_for_log("it is ready", LONG_PATIENCE, find).await?;
+    Ok((process, ready))
+}
+
+/// Waits until none of them runs any more.
+async fn gone(ready: &Ready) -> Result<()> {
+    eventually("everything has ended", PATIENCE, async || {
+        for (name, pid) in &ready.pids {
+            let path = format!("/proc/{pid}/stat");
+            let stat = std::fs::read_to_string(path).unwrap_or_default();
+            let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+            ensure!(matches!(state, None | Some('Z')), "{name} (pid {pid}) still runs");
+        }
+        Ok(())
+    })
+    .await
+}
+
+fn run(arguments: &[&str]) -> std::process::Output {
+    Command::new(env!("CARGO_BIN_EXE_up")).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+#[tokio::test]
+async fn a_single_round_trip_leaves_a_key_and_a_configuration_and_no_process() {
+    let scratch = Scratch::new("up").unwrap();
+    let dir = scratch.path().join("once");
+    let output = run(&["--once", "--dir", dir.to_str().unwrap()]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let problem = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{problem}");
+    assert!(text.contains("Status, Encrypt and Decrypt answered"), "{text}");
+    let configuration = std::fs::read_to_string(dir.join("encryption-configuration.yaml")).unwrap();
+    for line in configuration.lines() {
+        assert!(text.contains(line), "not printed: {line}\n{text}");
+    }
+    assert!(configuration.contains("endpoint: unix:///"), "{configuration}");
+    // The next run has the same key.
+    let key = std::fs::read(dir.join("key")).unwrap();
+    let again = run(&["--once", "-o", "json", "--dir", dir.to_str().unwrap()]);
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    assert_eq!(std::fs::read(dir.join("key")).unwrap(), key);
+    let ready: Ready = serde_json::from_slice(&again.stdout).unwrap();
+    gone(&ready).await.unwrap();
+}
+
+#[tokio::test]
+async fn it_stays_up_until_a_signal_and_then_ends_everything() {
+    let scratch = Scratch::new("up").unwrap();
+    for signal in [Signal::TERM, Signal::INT] {
+        let (mut process, ready) = up(&scratch.path().join("stay"), &[]).await.unwrap();
+        let mut client = connect(&ready.endpoint.parse().unwrap()).await.unwrap();
+        let status = client.status(StatusRequest {}).await.unwrap().into_inner();
+        assert_eq!((status.healthz.as_str(), &status.key_id), ("ok", &ready.key_id));
+        assert!(ready.key_file.is_file() && ready.encryption_configuration.is_file());
+        assert!(ready.admin.starts_with("http://127.0.0.1:"), "{}", ready.admin);
+        process.signal(signal).unwrap();
+        let ended =
+            eventually("up ends", PATIENCE, async || process.ended()?.context("it still runs"));
+        assert_eq!(ended.await.unwrap().code(), Some(0), "{}", process.log_tail());
+        gone(&ready).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn nothing_outlives_it_when_it_is_killed() {
+    let scratch = Scratch::new("up").unwrap();
+    let (mut process, ready) = up(&scratch.path().join("kill"), &[]).await.unwrap();
+    process.kill().unwrap();
+    gone(&ready).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_provider_that_dies_is_reported_with_its_log_and_exit_code_1() {
+    let scratch = Scratch::new("up").unwrap();
+    let (mut process, ready) = up(&scratch.path().join("dies"), &[]).await.unwrap();
+    let pid = ready.pids.values().next().copied().unwrap();
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    let ended = eventually("up ends", PATIENCE, async || process.ended()?.context("it still runs"));
+    assert_eq!(ended.await.unwrap().code(), Some(1));
+    let log = process.log().unwrap();
+    assert!(log.contains("does not run") && log.contains("last lines of"), "{log}");
+}
+
+#[tokio::test]
+async fn a_second_one_in_the_same_directory_is_refused() {
+    let scratch = Scratch::new("up").unwrap();
+    let dir = scratch.path().join("twice");
+    let (_process, _ready) = up(&dir, &[]).await.unwrap();
+    let output = run(&["--once", "--dir", dir.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let problem = String::from_utf8_lossy(&output.stderr);
+    assert!(problem.contains("another cargo up runs in"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_cluster_takes_a_secret_through_the_printed_kubeconfig() {
+    let scratch = Scratch::new("up").unwrap();
+    let (mut process, ready) = up(&scratch.path().join("cluster"), &["--cluster"]).await.unwrap();
+    let kubeconfig = ready.kubeconfig.as_deref().expect("a cluster has a kubeconfig");
+    let client = client(&std::fs::read_to_string(kubeconfig).unwrap());
+    client.create(Kind::Secret, "default", "hello", &[("a", "b")]).await.unwrap();
+    let read = client.read(Kind::Secret, "default", "hello").await.unwrap();
+    assert_eq!(read["a"], "b");
+    let checks = client.raw("/readyz?verbose").await.unwrap().text();
+    assert!(checks.contains("[+]kms-providers ok"), "{checks}");
+    assert_eq!(ready.pids.len(), 3, "{:?}", ready.pids);
+    process.signal(Signal::INT).unwrap();
+    let ended = eventually("up ends", PATIENCE, async || process.ended()?.context("it still runs"));
+    assert_eq!(ended.await.unwrap().code(), Some(0), "{}", process.log_tail());
+    gone(&ready).await.unwrap();
+}
+
+/// A client made from nothing but a kubeconfig.
+fn client(kubeconfig: &str) -> KubeClient {
+    let field = |before: &str, after: char| {
+        let (_, rest) = kubeconfig.split_once(before).unwrap();
+        rest.split_once(after).unwrap().0
+    };
+    let address: SocketAddr = field("server: \"https://", '"').parse().unwrap();
+    let pem = STANDARD.decode(field("certificate-authority-data: ", '}')).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(&pem).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let token = field("token: \"", '"').to_owned();
+    let http = HttpClient::tls(address, TlsConnector::from(Arc::new(config)), Some(token));
+    KubeClient::new("kube-apiserver", http)
+}
+
+#[test]
+fn bad_usage_is_exit_code_64_and_help_has_an_example() {
+    assert_eq!(run(&["--no-such-flag"]).status.code(), Some(64));
+    // As after `cargo up -- --help`.
+    let help = run(&["--", "--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&help.stdout).contains("cargo up -- --cluster"));
+}

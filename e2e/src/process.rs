@@ -67,7 +67,8 @@ impl Spec {
 
     /// Starts it in a process group of its own.
     pub fn start(self) -> Result<Process> {
-        let mut process = Process { spec: self, child: None, log_start: 0 };
+        let mut process =
+            Process { spec: self, child: None, status: ExitStatus::default(), log_start: 0 };
         process.start()?;
         Ok(process)
     }
@@ -78,6 +79,8 @@ impl Spec {
 pub struct Process {
     spec: Spec,
     child: Option<Child>,
+    /// How it ended last, while there is no child.
+    status: ExitStatus,
     log_start: u64,
 }
 
@@ -140,7 +143,7 @@ impl Process {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         let pid = child.id();
         let killed = signal_group(pid, Signal::KILL);
-        child.wait().with_context(|| format!("cannot wait for {}", self.name()))?;
+        self.status = child.wait().with_context(|| format!("cannot wait for {}", self.name()))?;
         Watchdog::of_this_process()?.release(pid)?;
         killed.with_context(|| format!("cannot kill {}", self.name()))
     }
@@ -173,10 +176,11 @@ impl Process {
     /// Its exit status if it has ended, `None` while it runs.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         let Some(child) = &mut self.child else {
-            return Ok(Some(ExitStatus::default()));
+            return Ok(Some(self.status));
         };
         let status = child.try_wait().context("cannot wait for a child")?;
-        if status.is_some() {
+        if let Some(status) = status {
+            self.status = status;
             Watchdog::of_this_process()?.release(child.id())?;
             self.child = None;
         }

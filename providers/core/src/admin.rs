@@ -11,10 +11,25 @@ use std::sync::Arc;
 use http::{Method, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use prometheus_client::registry::Registry;
+use serde_json::Value;
 
-use crate::supervisor::Shared;
 use crate::telemetry::LevelHandle;
+
+/// What the admin endpoints ask of a process.
+pub trait Source: Send + Sync + 'static {
+    /// What the start still waits for, one line each.
+    fn pending(&self) -> Vec<String>;
+    /// What does not work now, one line each.
+    fn sick(&self) -> Vec<String>;
+    /// Everything there is to know, without secrets.
+    fn status(&self) -> Value;
+    /// Metrics in OpenMetrics text.
+    fn metrics(&self) -> String;
+    /// A page for people, served on `/`, if there is one.
+    fn page(&self) -> Option<String> {
+        None
+    }
+}
 
 /// How far a caller is trusted, by the way it came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,10 +44,9 @@ pub(crate) enum Reach {
 
 /// Answers admin requests that came by one way.
 pub(crate) struct Admin {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) level: LevelHandle,
-    pub(crate) reach: Reach,
+    source: Arc<dyn Source>,
+    level: LevelHandle,
+    reach: Reach,
 }
 
 impl Reach {
@@ -43,6 +57,10 @@ impl Reach {
 }
 
 impl Admin {
+    pub(crate) fn new(source: Arc<dyn Source>, level: LevelHandle, reach: Reach) -> Self {
+        Self { source, level, reach }
+    }
+
     pub(crate) fn answer(&self, request: &http::Request<Incoming>) -> Response<Full<Bytes>> {
         self.route(request.method(), request.uri().path(), request.uri().query())
     }
@@ -54,11 +72,9 @@ impl Admin {
             "/healthz" => self.read(method, Reach::Network, || self.health()),
             "/metrics" => self.read(method, Reach::Loopback, || self.metrics()),
             "/status" => self.read(method, Reach::Loopback, || self.status()),
+            "/" => self.read(method, Reach::Loopback, || self.page()),
             "/log-level" => self.level(method, query),
-            _ => text(
-                StatusCode::NOT_FOUND,
-                "not found: try /livez /readyz /healthz /metrics /status /log-level\n",
-            ),
+            _ => not_found(),
         }
     }
 
@@ -81,30 +97,27 @@ impl Admin {
     }
 
     fn ready(&self) -> Response<Full<Bytes>> {
-        verdict(self.shared.pending())
+        verdict(self.source.pending())
     }
 
     fn health(&self) -> Response<Full<Bytes>> {
-        verdict(self.shared.sick())
+        verdict(self.source.sick())
     }
 
     fn metrics(&self) -> Response<Full<Bytes>> {
-        self.shared.refresh_metrics();
-        let mut body = String::new();
-        match prometheus_client::encoding::text::encode(&mut body, &self.registry) {
-            Ok(()) => typed(
-                StatusCode::OK,
-                "application/openmetrics-text; version=1.0.0; charset=utf-8",
-                body,
-            ),
-            Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "cannot encode metrics\n"),
-        }
+        const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        typed(StatusCode::OK, OPEN_METRICS, self.source.metrics())
     }
 
     fn status(&self) -> Response<Full<Bytes>> {
-        let mut body = serde_json::to_string_pretty(&self.shared.status()).unwrap_or_default();
-        body.push('\n');
-        typed(StatusCode::OK, "application/json", body)
+        typed(StatusCode::OK, "application/json", format!("{:#}\n", self.source.status()))
+    }
+
+    fn page(&self) -> Response<Full<Bytes>> {
+        match self.source.page() {
+            Some(page) => typed(StatusCode::OK, "text/html; charset=utf-8", page),
+            None => not_found(),
+        }
     }
 
     /// `GET` shows the level, `PUT /log-level?level=debug` changes it.
@@ -128,6 +141,11 @@ impl Admin {
             ),
         }
     }
+}
+
+fn not_found() -> Response<Full<Bytes>> {
+    let known = "not found: try /livez /readyz /healthz /metrics /status /log-level\n";
+    text(StatusCode::NOT_FOUND, known)
 }
 
 fn verdict(reasons: Vec<String>) -> Response<Full<Bytes>> {

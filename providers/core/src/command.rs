@@ -225,7 +225,7 @@ pub(crate) fn usage(text: &str) -> ExitCode {
 }
 
 /// Lists every mistake, one a line.
-pub(crate) fn mistakes(source: &str, problems: &Problems) -> String {
+pub fn mistakes(source: &str, problems: &Problems) -> String {
     let count = problems.iter().count();
     let mut text = format!("{source} has {count} mistake{}:", if count == 1 { "" } else { "s" });
     for problem in problems.iter() {
@@ -257,7 +257,7 @@ fn check<P: Provider>(path: &std::path::Path, output: Output) -> ExitCode {
 }
 
 /// Reads a configuration file as a plain tree.
-pub(crate) fn read_file(path: &std::path::Path) -> Result<Value, Problems> {
+pub fn read_file(path: &std::path::Path) -> Result<Value, Problems> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Problems::one("", &format!("cannot be read: {error}")))?;
     config::document(&text)

@@ -5,86 +5,104 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use futures_util::future::{FutureExt, Shared, WeakShared};
 
-use crate::{Error, Sealed, Secret};
-
-/// What several callers may hold.
-type Outcome = Result<Arc<Secret>, Arc<Error>>;
-type Flight = Pin<Box<dyn Future<Output = Outcome> + Send>>;
-
-/// The Decrypts under way.
-#[derive(Default)]
-pub(crate) struct Flights {
-    table: Arc<Mutex<HashMap<u64, (Arc<Sealed>, WeakShared<Flight>)>>>,
+/// The requests under way; equal ones share one answer.
+pub struct Flights<K, T> {
+    table: Arc<Table<K, T>>,
     hasher: RandomState,
 }
 
-/// How a Decrypt was answered.
-pub(crate) struct Landed {
-    pub(crate) outcome: Outcome,
-    /// Whether an equal one did the work.
-    pub(crate) shared: bool,
+/// How a request was answered.
+#[derive(Debug)]
+pub struct Landed<T> {
+    /// The answer.
+    pub answer: T,
+    /// Whether an equal request did the work.
+    pub shared: bool,
 }
 
-impl Flights {
-    /// Joins an equal Decrypt under way, or makes `start` the one that others may join.
-    pub(crate) async fn join<F, S>(&self, sealed: &Arc<Sealed>, start: S) -> Landed
-    where
-        F: Future<Output = Outcome> + Send + 'static,
-        S: FnOnce(Arc<Sealed>) -> F,
-    {
-        let hash = self.hash(sealed);
-        if let Some(flight) = self.find(hash, sealed) {
-            return Landed { outcome: flight.await, shared: true };
-        }
-        // An answer that is there at once needs no entry in the table.
-        let mut flight = Box::pin(start(sealed.clone()));
-        let first = std::future::poll_fn(|cx| Poll::Ready(flight.as_mut().poll(cx))).await;
-        if let Poll::Ready(outcome) = first {
-            return Landed { outcome, shared: false };
-        }
-        let entry = Entry { hash, table: self.table.clone() };
-        let flight: Flight = Box::pin(async move {
-            let _entry = entry;
-            flight.await
-        });
-        let flight = flight.shared();
-        if let Some(weak) = flight.downgrade() {
-            self.lock().insert(hash, (sealed.clone(), weak));
-        }
-        Landed { outcome: flight.await, shared: false }
-    }
+struct Table<K, T>(Mutex<HashMap<u64, Entry<K, T>>>);
 
-    fn hash(&self, sealed: &Sealed) -> u64 {
-        self.hasher.hash_one((&*sealed.ciphertext, sealed.key_id.as_str(), &sealed.annotations))
-    }
-
-    fn find(&self, hash: u64, sealed: &Sealed) -> Option<Shared<Flight>> {
-        let table = self.lock();
-        let (other, flight) = table.get(&hash)?;
-        (**other == *sealed).then(|| flight.upgrade())?
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, (Arc<Sealed>, WeakShared<Flight>)>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+struct Entry<K, T> {
+    request: Arc<K>,
+    flight: WeakShared<Flight<T>>,
 }
+
+/// A request on its way.
+struct Flight<T>(Pin<Box<dyn Future<Output = T> + Send>>);
 
 /// Takes a flight off the table when it lands or when nobody waits for it any more.
-struct Entry {
+struct Leave<K, T> {
     hash: u64,
-    table: Arc<Mutex<HashMap<u64, (Arc<Sealed>, WeakShared<Flight>)>>>,
+    table: Arc<Table<K, T>>,
 }
 
-impl Drop for Entry {
+impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Flights<K, T> {
+    /// Joins an equal request under way, or makes `start` the one that others may join.
+    pub async fn join<F, S>(&self, request: &Arc<K>, start: S) -> Landed<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+        S: FnOnce(Arc<K>) -> F,
+    {
+        let hash = self.hasher.hash_one(&**request);
+        if let Some(flight) = self.find(hash, request) {
+            return Landed { answer: flight.await, shared: true };
+        }
+        // An answer that is there at once needs no entry in the table.
+        let mut flight = Box::pin(start(request.clone()));
+        let first = std::future::poll_fn(|cx| Poll::Ready(flight.as_mut().poll(cx))).await;
+        if let Poll::Ready(answer) = first {
+            return Landed { answer, shared: false };
+        }
+        let leave = Leave { hash, table: self.table.clone() };
+        let flight = Flight(Box::pin(async move {
+            let _leave = leave;
+            flight.await
+        }));
+        let flight = flight.shared();
+        if let Some(weak) = flight.downgrade() {
+            let entry = Entry { request: request.clone(), flight: weak };
+            self.table.lock().insert(hash, entry);
+        }
+        Landed { answer: flight.await, shared: false }
+    }
+
+    fn find(&self, hash: u64, request: &K) -> Option<Shared<Flight<T>>> {
+        let table = self.table.lock();
+        let entry = table.get(&hash)?;
+        (*entry.request == *request).then(|| entry.flight.upgrade())?
+    }
+}
+
+impl<K, T> Table<K, T> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Entry<K, T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K, T> Default for Flights<K, T> {
+    fn default() -> Self {
+        Self { table: Arc::new(Table(Mutex::default())), hasher: RandomState::new() }
+    }
+}
+
+impl<T> Future for Flight<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<T> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl<K, T> Drop for Leave<K, T> {
     fn drop(&mut self) {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.hash);
+        self.table.lock().remove(&self.hash);
     }
 }
 
@@ -95,11 +113,9 @@ mod tests {
     use tokio::sync::Notify;
 
     use super::*;
-    use crate::KeyId;
 
-    fn sealed(text: &'static str) -> Arc<Sealed> {
-        let key_id = KeyId::new("k").unwrap_or_else(|_| unreachable!());
-        Arc::new(Sealed { key_id, ciphertext: text.into(), annotations: Default::default() })
+    fn sealed(text: &str) -> Arc<String> {
+        Arc::new(text.to_owned())
     }
 
     struct Backend {
@@ -107,13 +123,13 @@ mod tests {
         gate: Notify,
     }
 
-    async fn decrypt(backend: Arc<Backend>) -> Outcome {
+    async fn decrypt(backend: Arc<Backend>) -> bool {
         backend.calls.fetch_add(1, Ordering::SeqCst);
         backend.gate.notified().await;
-        Ok(Arc::new(Secret::new(vec![7])))
+        true
     }
 
-    fn setup() -> (Arc<Flights>, Arc<Backend>) {
+    fn setup() -> (Arc<Flights<String, bool>>, Arc<Backend>) {
         let backend = Backend { calls: AtomicUsize::new(0), gate: Notify::new() };
         (Arc::default(), Arc::new(backend))
     }
@@ -124,7 +140,7 @@ mod tests {
         let one = |text: &'static str| {
             let (flights, backend) = (flights.clone(), backend.clone());
             tokio::spawn(async move {
-                flights.join(&sealed(text), move |_| decrypt(backend)).await.outcome.is_ok()
+                flights.join(&sealed(text), move |_| decrypt(backend)).await.answer
             })
         };
         let tasks: Vec<_> = (0..50).map(|_| one("a")).chain([one("b")]).collect();
@@ -134,14 +150,14 @@ mod tests {
         for task in tasks {
             assert!(task.await.is_ok_and(|ok| ok));
         }
-        assert!(flights.lock().is_empty());
+        assert!(flights.table.lock().is_empty());
     }
 
     #[tokio::test]
     async fn a_caller_that_goes_away_does_not_take_the_others_along() {
         let (flights, backend) = setup();
-        let start = |flights: Arc<Flights>, backend: Arc<Backend>| async move {
-            flights.join(&sealed("a"), move |_| decrypt(backend)).await.outcome.is_ok()
+        let start = |flights: Arc<Flights<String, bool>>, backend: Arc<Backend>| async move {
+            flights.join(&sealed("a"), move |_| decrypt(backend)).await.answer
         };
         let leader = tokio::spawn(start(flights.clone(), backend.clone()));
         tokio::task::yield_now().await;
@@ -162,9 +178,9 @@ mod tests {
             async move { flights.join(&sealed("a"), move |_| decrypt(backend)).await.shared }
         });
         tokio::task::yield_now().await;
-        assert_eq!(flights.lock().len(), 1);
+        assert_eq!(flights.table.lock().len(), 1);
         task.abort();
         assert!(task.await.is_err());
-        assert!(flights.lock().is_empty());
+        assert!(flights.table.lock().is_empty());
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct Key {
     active: ArcSwapOption<Active>,
     /// Every key_id ever announced by this process: none of them may come back.
     past: Mutex<HashSet<KeyId>>,
-    flights: Flights,
+    flights: Flights<Sealed, Result<Arc<Secret>, Arc<Error>>>,
     /// Why changed files or settings are not in use, if they are not.
     refusal: Mutex<Option<Trouble>>,
     rereads: mpsc::Sender<oneshot::Sender<bool>>,
@@ -144,7 +144,7 @@ impl Key {
             if landed.shared {
                 self.metrics.shared();
             }
-            match &landed.outcome {
+            match &landed.answer {
                 // The one we joined had less time than we have.
                 Err(error)
                     if landed.shared
@@ -154,7 +154,7 @@ impl Key {
                     if let Err(error) = outcome {
                         self.suspect(error);
                     }
-                    return landed.outcome;
+                    return landed.answer;
                 }
             }
         }

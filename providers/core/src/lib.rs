@@ -39,14 +39,13 @@ mod key_id;
 mod limits;
 mod metrics;
 mod provider;
+mod reload;
 mod run;
 mod secret;
-mod server;
 mod service;
 mod socket;
 mod status;
 mod supervisor;
-mod telemetry;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -54,18 +53,24 @@ mod tests;
 
 pub mod client;
 pub mod config;
+pub mod process;
+pub mod server;
+pub mod telemetry;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
+pub use admin::Source;
 pub use canary::Canary;
-pub use command::{Answer, CommandLine, EXIT_USAGE, NoCommand, Output};
+pub use command::{Answer, CommandLine, EXIT_USAGE, NoCommand, Output, mistakes, read_file};
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Kind};
 pub use files::{Digest, Files, Subscription, Watcher};
+pub use flights::{Flights, Landed};
 pub use key_id::{KeyId, MAX_KEY_ID, ShimPrefix, hex, split_shim_prefix};
 pub use limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT};
 pub use provider::{Call, Provider, Sealed};
+pub use reload::ConfigFile;
 pub use run::run;
 pub use secret::Secret;
 pub use sidekey_proto as proto;

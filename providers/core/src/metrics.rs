@@ -294,9 +294,9 @@ impl KeyMetrics {
         self.shared.inc();
     }
 
-    /// Counts a connection of somebody who may not connect.
-    pub(crate) fn refused(&self) {
-        self.refused.inc();
+    /// Counts connections of somebody who may not connect.
+    pub(crate) fn refused(&self, count: u64) {
+        self.refused.inc_by(count);
     }
 
     /// What Status says now.

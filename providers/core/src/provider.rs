@@ -14,7 +14,7 @@ use crate::files::Files;
 use crate::{Error, KeyId, Secret};
 
 /// A wrapped key as kube-apiserver stores it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sealed {
     /// The KEK and version that wrapped it, without the shim's prefix.
     pub key_id: KeyId,

@@ -1,7 +1,6 @@
 //! Serving HTTP on a socket: accept, serve, drain with a deadline.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +12,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::admin::Admin;
-use crate::key::Key;
-use crate::proto::v2::key_management_service_server::KeyManagementServiceServer;
-use crate::service::KeyService;
-use crate::socket::Listener;
+use crate::proto::v2::key_management_service_server::{
+    KeyManagementService, KeyManagementServiceServer,
+};
+use crate::socket::{Listener, SocketOptions};
+use crate::{Endpoint, Error};
 
 /// A kube-apiserver has one connection per resources stanza.
 const MAX_CONNECTIONS: usize = 256;
@@ -27,34 +27,43 @@ const ADMIN_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Tells every server of the process, or of one key, to stop.
 #[derive(Clone, Debug)]
-pub(crate) struct Stop(watch::Receiver<bool>);
+pub struct Stop(watch::Receiver<bool>);
 
 /// The other end of [`Stop`]; dropping it stops too.
 #[derive(Debug)]
-pub(crate) struct Stopper(watch::Sender<bool>);
+pub struct Stopper(watch::Sender<bool>);
 
-/// A pair.
-pub(crate) fn stopper() -> (Stopper, Stop) {
+/// A pair: what waits and what ends the waiting.
+pub fn stopper() -> (Stopper, Stop) {
     let (sender, receiver) = watch::channel(false);
     (Stopper(sender), Stop(receiver))
 }
 
 impl Stopper {
-    pub(crate) fn stop(&self) {
+    /// Tells everybody to stop.
+    pub fn stop(&self) {
         self.0.send_replace(true);
     }
 }
 
 impl Stop {
-    pub(crate) async fn stopped(&mut self) {
+    /// Waits for the order to stop.
+    pub async fn stopped(&mut self) {
         // An error means that the sender is gone, which also means stop.
         let _ = self.0.wait_for(|stop| *stop).await;
     }
 }
 
-/// Serves KMS v2 for `key` until told to stop, then lets open requests end within `drain`.
-pub(crate) async fn serve_key(listener: Listener, key: Arc<Key>, mut stop: Stop, drain: Duration) {
-    let service = KeyManagementServiceServer::new(KeyService(key.clone()));
+/// Serves KMS v2 until told to stop, then lets open requests end within `drain`. `refusals` is
+/// told of connections by users who may not connect.
+pub async fn serve_kms<S: KeyManagementService>(
+    listener: Listener,
+    service: S,
+    mut stop: Stop,
+    drain: Duration,
+    mut refusals: impl FnMut(u64),
+) {
+    let service = KeyManagementServiceServer::new(service);
     let mut connections = JoinSet::new();
     let mut refused = listener.refused();
     loop {
@@ -63,12 +72,12 @@ pub(crate) async fn serve_key(listener: Listener, key: Arc<Key>, mut stop: Stop,
             _ = connections.join_next(), if !connections.is_empty() => continue,
             () = stop.stopped() => break,
         };
-        while refused < listener.refused() {
-            key.metrics.refused();
-            refused += 1;
+        if refused < listener.refused() {
+            refusals(listener.refused() - refused);
+            refused = listener.refused();
         }
         if connections.len() >= MAX_CONNECTIONS {
-            tracing::warn!(key = %key.id, limit = MAX_CONNECTIONS, "too many connections, closing one");
+            tracing::warn!(socket = %listener.endpoint(), limit = MAX_CONNECTIONS, "too many connections, closing one");
             continue;
         }
         let serving = http2::Builder::new(TokioExecutor::new())
@@ -152,11 +161,18 @@ where
 }
 
 /// Waits for open connections, but no longer than `drain`.
-fn settle(mut connections: JoinSet<()>, drain: Duration) -> impl Future<Output = ()> {
-    async move {
-        let all = async { while connections.join_next().await.is_some() {} };
-        if tokio::time::timeout(drain, all).await.is_err() {
-            tracing::warn!(?drain, "open requests were cut off after the drain deadline");
-        }
+async fn settle(mut connections: JoinSet<()>, drain: Duration) {
+    let all = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(drain, all).await.is_err() {
+        tracing::warn!(?drain, "open requests were cut off after the drain deadline");
     }
+}
+
+/// Binds, and says so when the directory is open to strangers.
+pub async fn bind(endpoint: &Endpoint, options: &SocketOptions) -> Result<Listener, Error> {
+    let (listener, warning) = Listener::bind(endpoint, options).await?;
+    if let Some(warning) = warning {
+        tracing::warn!(socket = %endpoint, warning, "socket directory is too open");
+    }
+    Ok(listener)
 }

@@ -4,18 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
+use prometheus_client::registry::Registry;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use crate::admin::Source;
 use crate::config::{KeyNumber, KeySpec, ProbeOptions, ProcessConfig};
 use crate::files::Watcher;
 use crate::keeper::{Keeper, Reconfigure};
 use crate::key::Key;
 use crate::metrics::{KeyMetrics, Metrics, Outcome};
-use crate::server::{Stopper, serve_key, stopper};
+use crate::server::{Stopper, bind, serve_kms, stopper};
+use crate::service::KeyService;
 use crate::socket::{Listener, SocketOptions};
 use crate::status::{ConfigStatus, KeyStatus, ProcessStatus, Refusal, time};
-use crate::{Endpoint, Error, Kind};
+use crate::{Error, Kind};
 
 /// What the admin endpoints see.
 pub(crate) struct Shared {
@@ -24,6 +27,7 @@ pub(crate) struct Shared {
     keys: RwLock<BTreeMap<KeyNumber, Arc<Key>>>,
     config: Mutex<ConfigStatus>,
     pub(crate) metrics: Arc<Metrics>,
+    registry: Registry,
 }
 
 /// Owns the running keys.
@@ -46,12 +50,16 @@ struct Running {
 
 impl Supervisor {
     pub(crate) fn new(provider: &'static str, source: String, watcher: Arc<Watcher>) -> Self {
+        let metrics: Arc<Metrics> = Arc::default();
+        let mut registry = Registry::default();
+        metrics.register(&mut registry, provider);
         let shared = Shared {
             provider,
             started: SystemTime::now(),
             keys: RwLock::default(),
             config: Mutex::new(ConfigStatus { source, ..ConfigStatus::default() }),
-            metrics: Arc::default(),
+            metrics,
+            registry,
         };
         Self { shared: Arc::new(shared), watcher, running: BTreeMap::new() }
     }
@@ -159,7 +167,10 @@ impl Supervisor {
         let (stopper, stop) = stopper();
         let (id, kek, whole) = (spec.id, spec.kek.clone(), spec.whole.clone());
         tracing::info!(key = %id, socket = %spec.endpoint, "kms listening");
-        let server = tokio::spawn(serve_key(listener, key.clone(), stop, drain));
+        let (service, counted) = (KeyService(key.clone()), key.clone());
+        let server = tokio::spawn(serve_kms(listener, service, stop, drain, move |count| {
+            counted.metrics.refused(count);
+        }));
         let keeper = Keeper::new(key.clone(), spec, probe, &self.watcher, rereads, inbox);
         tokio::spawn(keeper.run());
         let options = (probe, socket.clone());
@@ -187,41 +198,6 @@ impl Supervisor {
 }
 
 impl Shared {
-    /// What the start still waits for.
-    pub(crate) fn pending(&self) -> Vec<String> {
-        self.each(|key| {
-            let waiting = !key.health.was_proven();
-            waiting.then(|| match key.health.verdict() {
-                Err(trouble) => format!("key {}: {}", key.id, trouble.text),
-                Ok(()) => format!("key {}: waiting", key.id),
-            })
-        })
-    }
-
-    /// Which keys answer Status with an error.
-    pub(crate) fn sick(&self) -> Vec<String> {
-        self.each(|key| key.status().err().map(|error| error.report()))
-    }
-
-    /// Health depends on the clock: gauges are brought up to date when they are read.
-    pub(crate) fn refresh_metrics(&self) {
-        self.each(|key| {
-            key.metrics.healthy(key.status().is_ok());
-            None
-        });
-    }
-
-    pub(crate) fn status(&self) -> ProcessStatus {
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        ProcessStatus {
-            provider: self.provider,
-            version: crate::VERSION,
-            started: time(self.started),
-            config: self.config().clone(),
-            keys: keys.values().map(|key| KeyStatus::of(key)).collect(),
-        }
-    }
-
     fn each(&self, f: impl Fn(&Key) -> Option<String>) -> Vec<String> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.values().filter_map(|key| f(key)).collect()
@@ -237,19 +213,50 @@ impl Shared {
     }
 }
 
+impl Source for Shared {
+    fn pending(&self) -> Vec<String> {
+        self.each(|key| {
+            let waiting = !key.health.was_proven();
+            waiting.then(|| match key.health.verdict() {
+                Err(trouble) => format!("key {}: {}", key.id, trouble.text),
+                Ok(()) => format!("key {}: waiting", key.id),
+            })
+        })
+    }
+
+    fn sick(&self) -> Vec<String> {
+        self.each(|key| key.status().err().map(|error| error.report()))
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let status = ProcessStatus {
+            provider: self.provider,
+            version: crate::VERSION,
+            started: time(self.started),
+            config: self.config().clone(),
+            keys: keys.values().map(|key| KeyStatus::of(key)).collect(),
+        };
+        serde_json::to_value(status).unwrap_or_default()
+    }
+
+    fn metrics(&self) -> String {
+        // Health depends on the clock: gauges are brought up to date when they are read.
+        self.each(|key| {
+            key.metrics.healthy(key.status().is_ok());
+            None
+        });
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+}
+
 impl Running {
     /// Stops the socket and the keeper; the handle ends when open requests have.
     fn end(self) -> JoinHandle<()> {
         self.stopper.stop();
         self.server
     }
-}
-
-/// Binds, and says so when the directory is open to strangers.
-pub(crate) async fn bind(endpoint: &Endpoint, options: &SocketOptions) -> Result<Listener, Error> {
-    let (listener, warning) = Listener::bind(endpoint, options).await?;
-    if let Some(warning) = warning {
-        tracing::warn!(socket = %endpoint, warning, "socket directory is too open");
-    }
-    Ok(listener)
 }

@@ -8,11 +8,11 @@ use tracing_subscriber::{Registry, fmt, reload};
 use crate::config::{LogFormat, LogOptions};
 
 /// Changes the level of the running process.
-#[derive(Clone)]
-pub(crate) struct LevelHandle(reload::Handle<LevelFilter, Registry>);
+#[derive(Clone, Debug)]
+pub struct LevelHandle(reload::Handle<LevelFilter, Registry>);
 
 /// Starts logging. A second call in one process (tests) leaves the first in place.
-pub(crate) fn start(options: LogOptions) -> LevelHandle {
+pub fn start(options: LogOptions) -> LevelHandle {
     let (level, handle) = reload::Layer::new(LevelFilter::from_level(options.level));
     let registry = tracing_subscriber::registry().with(level);
     let started = match options.format {
@@ -37,12 +37,12 @@ pub(crate) fn start(options: LogOptions) -> LevelHandle {
 
 impl LevelHandle {
     /// The level in use.
-    pub(crate) fn level(&self) -> String {
+    pub fn level(&self) -> String {
         self.0.with_current(ToString::to_string).unwrap_or_default()
     }
 
     /// Another level from now on; false if the text names none.
-    pub(crate) fn change(&self, text: &str) -> bool {
+    pub fn change(&self, text: &str) -> bool {
         let Ok(level) = text.trim().parse::<LevelFilter>() else { return false };
         self.0.modify(|current| *current = level).is_ok()
     }

@@ -87,7 +87,7 @@ impl Kms {
             let mut state = lock(&self.state);
             let once = state.fails_times > 0;
             state.fails_times = state.fails_times.saturating_sub(1);
-            (state.delay, state.fails.or(once.then_some(Kind::Unavailable)))
+            (state.delay, state.fails.or_else(|| once.then_some(Kind::Unavailable)))
         };
         tokio::time::sleep(delay).await;
         match failure {

@@ -14,7 +14,7 @@ use crate::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use crate::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};
 use crate::supervisor::Supervisor;
 use crate::testing::{Kms, Scripted};
-use crate::{Endpoint, Kind, Watcher, config};
+use crate::{Endpoint, Kind, Source, Watcher, config};
 
 /// A process in miniature.
 struct Process {
@@ -238,7 +238,7 @@ async fn new_credentials_take_over_and_bad_ones_never_do() {
     process.apply(json!([key])).await.unwrap();
     process.until_healthy(1).await;
     let refused = |process: &Process| {
-        let status = serde_json::to_value(process.supervisor.shared.status()).unwrap();
+        let status = process.supervisor.shared.status();
         status["keys"][0]["refused"].clone()
     };
     for bad in ["stolen", ""] {
@@ -284,7 +284,7 @@ async fn keys_come_and_go_while_the_others_serve() {
     process.apply(json!([process.key(1, "stays")])).await.unwrap();
     wait(|| !process.path("2.sock").exists()).await;
     assert!(client.status(StatusRequest {}).await.is_ok());
-    assert_eq!(process.supervisor.shared.status().keys.len(), 1);
+    assert_eq!(process.supervisor.shared.status()["keys"].as_array().map(Vec::len), Some(1));
 }
 
 #[tokio::test]

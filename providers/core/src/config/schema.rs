@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::{Problems, parse_duration, parse_mode, read};
 use crate::backend::{Connector, Typed};
 use crate::canary::Canary;
+use crate::process::AdminOptions;
 use crate::socket::SocketOptions;
 use crate::{Endpoint, Provider};
 
@@ -29,10 +30,8 @@ pub struct KeyNumber(pub u64);
 pub struct ProcessConfig {
     /// The revision of the head that this was read from, if it carries one.
     pub revision: Option<String>,
-    /// Where the admin server listens.
-    pub admin: Option<SocketAddr>,
-    /// Where calls that change state are accepted.
-    pub admin_socket: Option<Endpoint>,
+    /// Where the admin endpoints are served.
+    pub admin: AdminOptions,
     /// How to log.
     pub log: LogOptions,
     /// How sockets are made and who may open them.
@@ -157,11 +156,13 @@ pub fn parse<P: Provider>(document: &Value) -> Result<ProcessConfig, Problems> {
     let keys = keys::<P>(&raw, &mut problems);
     let config = ProcessConfig {
         revision: raw.revision.as_ref().map(plain),
-        admin: raw.admin.as_deref().and_then(|text| address("admin", text, &mut problems)),
-        admin_socket: raw
-            .admin_socket
-            .as_deref()
-            .and_then(|text| endpoint("adminSocket", text, &mut problems)),
+        admin: AdminOptions {
+            address: raw.admin.as_deref().and_then(|text| address("admin", text, &mut problems)),
+            socket: raw
+                .admin_socket
+                .as_deref()
+                .and_then(|text| endpoint("adminSocket", text, &mut problems)),
+        },
         log: log(raw.log.unwrap_or_default(), &mut problems),
         socket: socket(raw.socket.unwrap_or_default(), &mut problems),
         probe: probe(raw.probe.unwrap_or_default(), &mut problems),

@@ -1,0 +1,119 @@
+//! What every Sidekey process does: no core dumps, Go-style flags, signals, admin endpoints.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::admin::{Admin, Reach, Source};
+use crate::server::{Stopper, bind, serve_admin, serve_admin_socket, stopper};
+use crate::socket::SocketOptions;
+use crate::telemetry::LevelHandle;
+use crate::{Endpoint, Error, Kind};
+
+/// Where the admin endpoints are served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdminOptions {
+    /// On TCP, for probes and scrapers.
+    pub address: Option<SocketAddr>,
+    /// On a unix socket, for calls that change state too.
+    pub socket: Option<Endpoint>,
+}
+
+/// The signals that end a process.
+#[derive(Debug)]
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+/// A core dump would hold keys.
+pub fn no_core_dumps() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    if let Err(error) = setrlimit(Resource::Core, none) {
+        eprintln!("warning: core dumps cannot be turned off: {error}");
+    }
+}
+
+/// Go's flag package takes `-flag` for `--flag`, and so do the manifests written for it.
+pub fn arguments(all: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    all.map(|argument| {
+        let name = argument.to_str().and_then(|text| text.strip_prefix('-'));
+        let go_style = name.is_some_and(|name| {
+            name.len() > 1 && name.starts_with(|c: char| c.is_ascii_alphabetic())
+        });
+        if !go_style {
+            return argument;
+        }
+        let mut full = OsString::from("-");
+        full.push(&argument);
+        full
+    })
+}
+
+/// Serves the admin endpoints until the stopper is dropped.
+pub async fn start_admin(
+    options: &AdminOptions,
+    sockets: &SocketOptions,
+    source: Arc<dyn Source>,
+    level: LevelHandle,
+) -> Result<Stopper, Error> {
+    let admin = |reach| Arc::new(Admin::new(source.clone(), level.clone(), reach));
+    let (stopper, stop) = stopper();
+    if let Some(address) = options.address {
+        let listener = listen(address).await?;
+        let address = listener.local_addr().unwrap_or(address);
+        tracing::info!(%address, "admin listening");
+        tokio::spawn(serve_admin(listener, admin(Reach::of(address.ip())), stop.clone()));
+    }
+    if let Some(endpoint) = &options.socket {
+        let listener = bind(endpoint, sockets).await?;
+        tracing::info!(socket = %endpoint, "admin listening");
+        tokio::spawn(serve_admin_socket(listener, admin(Reach::Socket), stop));
+    }
+    Ok(stopper)
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
+    TcpListener::bind(address).await.map_err(|error| {
+        Error::new(Kind::Config, format!("cannot listen on admin address {address}"))
+            .with_source(error)
+            .with_hint("choose another admin address; port 0 picks a free one")
+    })
+}
+
+impl Signals {
+    /// Listens for SIGTERM and SIGINT from now on.
+    pub fn new() -> Result<Self, Error> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| {
+                Error::new(Kind::Bug, "cannot listen for signals").with_source(error)
+            })
+        };
+        let terminate = listen(SignalKind::terminate())?;
+        Ok(Self { terminate, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    /// Waits for the next one.
+    pub async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn go_style_flags_become_long_ones_and_the_rest_stays() {
+        let given = ["x", "-listen-address=a", "--key", "-o", "json", "-", "-1", "--"];
+        let result: Vec<_> = arguments(given.into_iter().map(OsString::from)).collect();
+        assert_eq!(result, ["x", "--listen-address=a", "--key", "-o", "json", "-", "-1", "--"]);
+    }
+}

@@ -1,0 +1,113 @@
+//! A configuration file that is taken over when it changes, and tried again when it was refused.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::command::mistakes;
+use crate::files::{Files, Subscription, Watcher};
+use crate::{Error, config, jitter};
+
+/// The wait before a refused configuration is tried again; it doubles up to [`LAST_RETRY`].
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+const LAST_RETRY: Duration = Duration::from_secs(30);
+
+/// Watches a configuration file.
+#[derive(Debug)]
+pub struct ConfigFile {
+    path: PathBuf,
+    subscription: Subscription,
+    refused: Option<Refused>,
+}
+
+#[derive(Debug)]
+struct Refused {
+    files: Files,
+    pause: Duration,
+}
+
+impl ConfigFile {
+    /// Watches `path`; what is there now counts as known to the caller.
+    pub fn watch(watcher: &Watcher, path: &Path) -> Self {
+        let mut subscription = watcher.subscribe([path.to_owned()].into());
+        let _ = subscription.read();
+        Self { path: path.to_owned(), subscription, refused: None }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits for a document to take over: a changed one, or a refused one once more. `Err` says
+    /// why the changed file holds no document. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Result<Value, String> {
+        let again = self.refused.as_ref().map(|refused| jitter(refused.pause));
+        let files = tokio::select! {
+            files = self.subscription.changed() => {
+                self.refused = None;
+                files
+            }
+            () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {
+                self.repeated()
+            }
+        };
+        let files = files.map_err(|error| error.report())?;
+        let result = self.document(&files);
+        let pause = self.refused.as_ref().map_or(FIRST_RETRY, |refused| refused.pause);
+        self.refused = Some(Refused { files, pause });
+        // A document that cannot be read does not get better by waiting.
+        result.inspect_err(|_| self.refused = None)
+    }
+
+    /// The document was taken over.
+    pub fn accepted(&mut self) {
+        self.refused = None;
+    }
+
+    fn repeated(&mut self) -> Result<Files, Error> {
+        match &mut self.refused {
+            Some(refused) => {
+                refused.pause = (refused.pause * 2).min(LAST_RETRY);
+                Ok(refused.files.clone())
+            }
+            None => self.subscription.read(),
+        }
+    }
+
+    fn document(&self, files: &Files) -> Result<Value, String> {
+        let source = self.path.display().to_string();
+        let secret = files.secret(&self.path).map_err(|error| error.report())?;
+        let text =
+            std::str::from_utf8(secret.expose()).map_err(|_| format!("{source} is not UTF-8"))?;
+        config::document(text).map_err(|problems| mistakes(&source, &problems))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_refused_document_is_tried_again_and_an_unreadable_one_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("c.yaml");
+        std::fs::write(&path, "a: 1").unwrap();
+        let watcher = Watcher::new(Duration::from_secs(1));
+        let mut file = ConfigFile::watch(&watcher, &path);
+        std::fs::write(&path, "a: 2").unwrap();
+        for _ in 0..2 {
+            assert_eq!(file.next().await.unwrap()["a"], 2, "refused so far");
+        }
+        std::fs::write(&path, "a: [").unwrap();
+        assert!(file.next().await.unwrap_err().contains("c.yaml"));
+        assert!(file.refused.is_none());
+        std::fs::write(&path, "a: 3").unwrap();
+        assert_eq!(file.next().await.unwrap()["a"], 3);
+        file.accepted();
+        assert!(file.refused.is_none());
+    }
+}

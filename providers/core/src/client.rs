@@ -12,6 +12,7 @@ use http::Uri;
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::body::Body;
 
 use crate::Endpoint;
@@ -54,15 +55,33 @@ pub async fn connect(
         .connect()
         .await
         .map_err(|source| ConnectError::Socket { endpoint: endpoint.clone(), source })?;
-    let (requests, driver) = http2::Builder::new(TokioExecutor::new())
-        .handshake(TokioIo::new(stream))
+    over(stream, Uri::from_static("http://localhost"))
         .await
-        .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })?;
+        .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })
+}
+
+/// Speaks KMS v2 over a stream that is already open, TLS included; `origin` becomes the
+/// authority of every request.
+pub async fn over<T>(
+    stream: T,
+    origin: Uri,
+) -> Result<KeyManagementServiceClient<Connection>, hyper::Error>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (requests, driver) =
+        http2::Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await?;
     // The driver ends with the last clone of the connection, or when the peer goes away;
     // callers learn of the latter from their own request.
     tokio::spawn(driver);
-    let origin = Uri::from_static("http://localhost");
     Ok(KeyManagementServiceClient::with_origin(Connection { requests }, origin))
+}
+
+impl Connection {
+    /// Whether the peer has gone away: a request would fail.
+    pub fn is_closed(&self) -> bool {
+        self.requests.is_closed()
+    }
 }
 
 impl tower_service::Service<http::Request<Body>> for Connection {

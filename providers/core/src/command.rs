@@ -187,7 +187,7 @@ pub(crate) fn execute<P: Provider>(command: CommonCommand) -> ExitCode {
         CommonCommand::Check { config, output } => check::<P>(&config, output),
         CommonCommand::Probe { socket, healthy, timeout, output } => {
             match config::parse_duration(&timeout) {
-                Ok(limit) => print(answer(probe(&socket, healthy, limit)), output),
+                Ok(limit) => print(ask(&socket, healthy, limit), output),
                 Err(text) => usage(&format!("--timeout: {text}")),
             }
         }
@@ -196,7 +196,7 @@ pub(crate) fn execute<P: Provider>(command: CommonCommand) -> ExitCode {
 }
 
 /// Prints an answer or an error, and gives the exit code.
-pub(crate) fn print(result: Result<Answer, Error>, output: Output) -> ExitCode {
+pub fn print(result: Result<Answer, Error>, output: Output) -> ExitCode {
     match (result, output) {
         (Ok(answer), Output::Text) => {
             println!("{}", answer.text);
@@ -218,8 +218,8 @@ pub(crate) fn print(result: Result<Answer, Error>, output: Output) -> ExitCode {
     }
 }
 
-/// Bad usage.
-pub(crate) fn usage(text: &str) -> ExitCode {
+/// Says what is wrong with a command line or configuration, and gives the exit code.
+pub fn usage(text: &str) -> ExitCode {
     eprintln!("error: {text}");
     ExitCode::from(EXIT_USAGE)
 }
@@ -261,6 +261,11 @@ pub fn read_file(path: &std::path::Path) -> Result<Value, Problems> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Problems::one("", &format!("cannot be read: {error}")))?;
     config::document(&text)
+}
+
+/// Asks a running plugin whether it listens or, if `healthy`, whether its Status is ok.
+pub fn ask(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answer, Error> {
+    answer(probe(socket, healthy, limit))
 }
 
 async fn probe(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answer, Error> {

@@ -4,6 +4,7 @@
 //! read field by field into plain types; a field that cannot be read is reported and taken out,
 //! and reading goes on, until all mistakes have been found.
 
+pub mod fields;
 mod problems;
 mod schema;
 mod text;
@@ -11,9 +12,10 @@ mod text;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub use fields::{LogFormat, LogOptions, ProbeOptions};
 pub use problems::{Problem, Problems};
 pub(crate) use schema::KeySpec;
-pub use schema::{KeyNumber, LogFormat, LogOptions, ProbeOptions, ProcessConfig, parse};
+pub use schema::{KeyNumber, ProcessConfig, parse};
 pub use text::{parse_duration, parse_mode};
 
 /// Parses YAML (or JSON, which is YAML) into a plain tree.

@@ -18,31 +18,36 @@ use crate::config::ProbeOptions;
 use crate::{Error, Kind};
 
 /// The health of one key.
-pub(crate) struct Health {
+#[derive(Debug)]
+pub struct Health {
     state: Mutex<State>,
 }
 
 /// What is known of a key, for `/status`.
 #[derive(Clone, Debug)]
-pub(crate) struct Snapshot {
+pub struct Snapshot {
     /// Whether Status answers ok.
-    pub(crate) verdict: Result<(), Trouble>,
+    pub verdict: Result<(), Trouble>,
     /// Since when the key has been as it is: proven, failing, or waiting for its first proof.
-    pub(crate) since: SystemTime,
+    pub since: SystemTime,
     /// The last time that wrap and unwrap succeeded.
-    pub(crate) last_success: Option<SystemTime>,
+    pub last_success: Option<SystemTime>,
     /// The last failure, also if it has been overcome.
-    pub(crate) last_error: Option<Trouble>,
+    pub last_error: Option<Trouble>,
 }
 
 /// A failure, as it is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trouble {
-    pub(crate) kind: Kind,
-    pub(crate) text: String,
-    pub(crate) at: SystemTime,
+pub struct Trouble {
+    /// What kind of failure.
+    pub kind: Kind,
+    /// The whole chain, with its hint.
+    pub text: String,
+    /// When.
+    pub at: SystemTime,
 }
 
+#[derive(Debug)]
 struct State {
     options: ProbeOptions,
     proven: Option<(Instant, SystemTime)>,
@@ -52,19 +57,20 @@ struct State {
 }
 
 impl Health {
-    pub(crate) fn new(options: ProbeOptions) -> Self {
+    /// A key of which nothing is known yet.
+    pub fn new(options: ProbeOptions) -> Self {
         let since = SystemTime::now();
         let state = State { options, proven: None, failing: None, last_error: None, since };
         Self { state: Mutex::new(state) }
     }
 
     /// Other times from now on.
-    pub(crate) fn configure(&self, options: ProbeOptions) {
+    pub fn configure(&self, options: ProbeOptions) {
         self.lock().options = options;
     }
 
     /// Wrap and unwrap succeeded. Returns whether that ended a failure or was the first proof.
-    pub(crate) fn proven(&self) -> bool {
+    pub fn proven(&self) -> bool {
         let mut state = self.lock();
         let news = state.failing.take().is_some() || state.proven.is_none();
         let now = SystemTime::now();
@@ -76,7 +82,7 @@ impl Health {
     }
 
     /// A probe failed. Returns whether that is news: the first failure, or one of another kind.
-    pub(crate) fn failed(&self, error: &Error) -> bool {
+    pub fn failed(&self, error: &Error) -> bool {
         let mut state = self.lock();
         let trouble = Trouble::new(error);
         let news = state.failing.as_ref().is_none_or(|(_, old)| old.kind != trouble.kind);
@@ -90,16 +96,17 @@ impl Health {
     }
 
     /// Whether the key has ever been proven.
-    pub(crate) fn was_proven(&self) -> bool {
+    pub fn was_proven(&self) -> bool {
         self.lock().proven.is_some()
     }
 
     /// What Status answers now.
-    pub(crate) fn verdict(&self) -> Result<(), Trouble> {
+    pub fn verdict(&self) -> Result<(), Trouble> {
         self.lock().verdict()
     }
 
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    /// Everything that is known.
+    pub fn snapshot(&self) -> Snapshot {
         let state = self.lock();
         Snapshot {
             verdict: state.verdict(),
@@ -116,7 +123,8 @@ impl Health {
 }
 
 impl Trouble {
-    pub(crate) fn new(error: &Error) -> Self {
+    /// As of now.
+    pub fn new(error: &Error) -> Self {
         Self { kind: error.kind(), text: error.report(), at: SystemTime::now() }
     }
 }

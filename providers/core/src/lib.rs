@@ -67,14 +67,19 @@ pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Kind};
 pub use files::{Digest, Files, Subscription, Watcher};
 pub use flights::{Flights, Landed};
+pub use health::{Health, Snapshot, Trouble};
 pub use key_id::{KeyId, MAX_KEY_ID, ShimPrefix, hex, split_shim_prefix};
-pub use limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT};
+pub use limits::{
+    MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_decrypt, check_encrypt, check_sealed,
+};
 pub use provider::{Call, Provider, Sealed};
 pub use reload::ConfigFile;
 pub use run::run;
 pub use secret::Secret;
+pub use service::deadline;
 pub use sidekey_proto as proto;
 pub use socket::{Listener, Peer, SocketOptions};
+pub use status::time;
 
 /// The version of every Sidekey binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

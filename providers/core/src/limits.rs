@@ -21,7 +21,7 @@ pub const MAX_ANNOTATIONS: usize = 32 * 1024;
 const MAX_UID: usize = 256;
 
 /// Checks an Encrypt request.
-pub(crate) fn check_encrypt(request: &EncryptRequest) -> Result<(), Error> {
+pub fn check_encrypt(request: &EncryptRequest) -> Result<(), Error> {
     check_uid(&request.uid)?;
     match request.plaintext.len() {
         0 => Err(invalid("plaintext is empty")),
@@ -33,7 +33,7 @@ pub(crate) fn check_encrypt(request: &EncryptRequest) -> Result<(), Error> {
 }
 
 /// Checks a Decrypt request, and takes the shim's prefix off its key_id.
-pub(crate) fn check_decrypt(request: DecryptRequest) -> Result<Sealed, Error> {
+pub fn check_decrypt(request: DecryptRequest) -> Result<Sealed, Error> {
     check_uid(&request.uid)?;
     KeyId::new(&request.key_id)?;
     let (_, inner) = crate::key_id::split_shim_prefix(&request.key_id);
@@ -47,7 +47,7 @@ pub(crate) fn check_decrypt(request: DecryptRequest) -> Result<Sealed, Error> {
 }
 
 /// Checks what is stored in etcd, on its way in or out.
-pub(crate) fn check_sealed(sealed: &Sealed) -> Result<(), Error> {
+pub fn check_sealed(sealed: &Sealed) -> Result<(), Error> {
     match sealed.ciphertext.len() {
         0 => return Err(invalid("ciphertext is empty")),
         len if len > MAX_CIPHERTEXT => {

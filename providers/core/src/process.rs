@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin::{Admin, Reach, Source};
-use crate::server::{Stopper, bind, serve_admin, serve_admin_socket, stopper};
+use crate::server::{Stopper, bind, serve_admin, serve_admin_socket, serve_http1, stopper};
 use crate::socket::SocketOptions;
 use crate::telemetry::LevelHandle;
 use crate::{Endpoint, Error, Kind};
@@ -75,6 +76,15 @@ pub async fn start_admin(
         tokio::spawn(serve_admin_socket(listener, admin(Reach::Socket), stop));
     }
     Ok(stopper)
+}
+
+/// Serves the admin endpoints that can be read on one connection of a caller who has shown a
+/// certificate.
+pub async fn serve_admin_over<T>(stream: T, source: Arc<dyn Source>, level: LevelHandle)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    serve_http1(stream, Arc::new(Admin::new(source, level, Reach::Loopback))).await;
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {

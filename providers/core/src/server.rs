@@ -7,6 +7,7 @@ use std::time::Duration;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -80,27 +81,33 @@ pub async fn serve_kms<S: KeyManagementService>(
             tracing::warn!(socket = %listener.endpoint(), limit = MAX_CONNECTIONS, "too many connections, closing one");
             continue;
         }
-        let serving = http2::Builder::new(TokioExecutor::new())
-            .max_concurrent_streams(MAX_STREAMS)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service.clone()));
-        let mut stop = stop.clone();
-        connections.spawn(async move {
-            let mut serving = std::pin::pin!(serving);
-            let result = tokio::select! {
-                result = serving.as_mut() => result,
-                () = stop.stopped() => {
-                    serving.as_mut().graceful_shutdown();
-                    serving.await
-                }
-            };
-            if let Err(error) = result {
-                tracing::debug!(%error, "connection ended");
-            }
-        });
+        connections.spawn(serve_kms_over(stream, service.clone(), stop.clone()));
     }
     // First no new connections and no socket that leads nowhere, then the open requests.
     listener.close();
     settle(connections, drain).await;
+}
+
+/// Serves KMS v2 on one open connection until it ends or, once told to stop, has no open request.
+pub async fn serve_kms_over<T, S>(stream: T, service: KeyManagementServiceServer<S>, mut stop: Stop)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: KeyManagementService,
+{
+    let serving = http2::Builder::new(TokioExecutor::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let mut serving = std::pin::pin!(serving);
+    let result = tokio::select! {
+        result = serving.as_mut() => result,
+        () = stop.stopped() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "connection ended");
+    }
 }
 
 /// Serves the admin endpoints on TCP.
@@ -114,7 +121,7 @@ pub(crate) async fn serve_admin(listener: TcpListener, admin: Arc<Admin>, mut st
         };
         match accepted {
             Ok((stream, _)) if connections.len() < MAX_CONNECTIONS => {
-                connections.spawn(serve_http1(TokioIo::new(stream), admin.clone()));
+                connections.spawn(serve_http1(stream, admin.clone()));
             }
             Ok(_) => tracing::warn!(limit = MAX_CONNECTIONS, "too many admin connections"),
             Err(error) => {
@@ -135,15 +142,15 @@ pub(crate) async fn serve_admin_socket(listener: Listener, admin: Arc<Admin>, mu
             () = stop.stopped() => break,
         };
         if connections.len() < MAX_CONNECTIONS {
-            connections.spawn(serve_http1(TokioIo::new(stream), admin.clone()));
+            connections.spawn(serve_http1(stream, admin.clone()));
         }
     }
     listener.close();
 }
 
-async fn serve_http1<T>(io: TokioIo<T>, admin: Arc<Admin>)
+pub(crate) async fn serve_http1<T>(stream: T, admin: Arc<Admin>)
 where
-    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = hyper::service::service_fn(move |request| {
         let response = admin.answer(&request);
@@ -153,7 +160,7 @@ where
         .timer(TokioTimer::new())
         .header_read_timeout(ADMIN_HEADER_TIMEOUT)
         .max_buf_size(16 * 1024)
-        .serve_connection(io, service)
+        .serve_connection(TokioIo::new(stream), service)
         .await;
     if let Err(error) = result {
         tracing::debug!(%error, "admin connection ended");

@@ -99,8 +99,9 @@ impl KeyService {
     }
 }
 
-/// A little before the caller gives up, so that it gets our reason and not its own timeout.
-fn deadline(metadata: &MetadataMap, now: Instant) -> Instant {
+/// When to answer a caller at the latest: a little before it gives up, so that it gets our
+/// reason and not its own timeout.
+pub fn deadline(metadata: &MetadataMap, now: Instant) -> Instant {
     let asked = metadata.get("grpc-timeout").and_then(|value| timeout(value.as_bytes()));
     let limit = asked.unwrap_or(DEFAULT_TIMEOUT).min(MAX_TIMEOUT);
     now + limit - (limit / 20).min(Duration::from_millis(100))

@@ -88,6 +88,6 @@ impl From<Trouble> for ErrorStatus {
 }
 
 /// RFC 3339 in UTC.
-pub(crate) fn time(at: SystemTime) -> String {
+pub fn time(at: SystemTime) -> String {
     humantime::format_rfc3339_seconds(at).to_string()
 }

@@ -3,14 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Problems, parse_duration, parse_mode, read};
+use super::fields::{
+    LogOptions, ProbeOptions, RawLog, RawProbe, RawSocket, address, duration, endpoint, log,
+    number, plain, probe, socket,
+};
+use super::{Problems, read};
 use crate::backend::{Connector, Typed};
 use crate::canary::Canary;
 use crate::process::AdminOptions;
@@ -47,36 +50,6 @@ pub struct ProcessConfig {
     pub(crate) shown: Value,
 }
 
-/// Format and level of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogOptions {
-    /// For people or for machines.
-    pub format: LogFormat,
-    /// What is worth a line.
-    pub level: tracing::Level,
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// One readable line.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
-
-/// How a key's health is found out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProbeOptions {
-    /// Between two probes of a healthy key; jittered by a tenth.
-    pub interval: Duration,
-    /// How long one probe may take.
-    pub timeout: Duration,
-    /// How long Status stays ok while the KMS fails in a passing way.
-    pub coast: Duration,
-}
-
 /// One key as configured.
 pub(crate) struct KeySpec {
     pub(crate) id: KeyNumber,
@@ -101,29 +74,6 @@ struct RawProcess {
     drain: Option<String>,
     file_poll: Option<String>,
     keys: Option<Vec<Option<BTreeMap<String, Value>>>>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct RawLog {
-    format: Option<LogFormat>,
-    level: Option<String>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct RawSocket {
-    mode: Option<String>,
-    group: Option<u32>,
-    allowed_uids: Option<Vec<u32>>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct RawProbe {
-    interval: Option<String>,
-    timeout: Option<String>,
-    coast: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -237,92 +187,6 @@ fn key<P: Provider>(fields: &BTreeMap<String, Value>, problems: &mut Problems) -
         whole: fields.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         connector: Arc::new(Typed::<P>::new(config)),
     })
-}
-
-/// `1` and `"1"` are the same number.
-fn number(value: &Value, problems: &mut Problems) -> Option<KeyNumber> {
-    let text = plain(value);
-    let digits = !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
-    let number = text.parse().ok().filter(|_| digits);
-    if number.is_none() {
-        problems.add("id", &format!("{text:?} is no key number: write 1, 2, 3 …"));
-    }
-    number.map(KeyNumber)
-}
-
-/// YAML makes numbers of what people mean as text.
-fn plain(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
-}
-
-fn address(path: &str, text: &str, problems: &mut Problems) -> Option<SocketAddr> {
-    // Go programs take `:8080` for all addresses, and so do the probes written for them.
-    let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
-    let parsed = full.parse().ok();
-    if parsed.is_none() {
-        problems.add(path, &format!("{text:?} is no address: write ip:port, as in 127.0.0.1:8093"));
-    }
-    parsed
-}
-
-fn endpoint(path: &str, text: &str, problems: &mut Problems) -> Option<Endpoint> {
-    text.parse().map_err(|error| problems.add(path, &format!("{error}"))).ok()
-}
-
-fn log(raw: RawLog, problems: &mut Problems) -> LogOptions {
-    let level = raw.level.as_deref().map(str::parse);
-    if let Some(Err(_)) = level {
-        problems.add("log.level", "is not one of error, warn, info, debug, trace");
-    }
-    LogOptions {
-        format: raw.format.unwrap_or(LogFormat::Text),
-        level: level.and_then(Result::ok).unwrap_or(tracing::Level::INFO),
-    }
-}
-
-fn socket(raw: RawSocket, problems: &mut Problems) -> SocketOptions {
-    let mode = raw.mode.as_deref().map_or(Ok(0o660), parse_mode);
-    if let Err(text) = &mode {
-        problems.add("socket.mode", text);
-    }
-    SocketOptions {
-        mode: mode.unwrap_or(0o660),
-        group: raw.group,
-        allowed_uids: raw.allowed_uids.unwrap_or_default(),
-    }
-}
-
-fn probe(raw: RawProbe, problems: &mut Problems) -> ProbeOptions {
-    problems.within("probe", |problems| ProbeOptions {
-        interval: duration("interval", raw.interval.as_deref(), 30, problems),
-        timeout: duration("timeout", raw.timeout.as_deref(), 10, problems),
-        coast: duration("coast", raw.coast.as_deref(), 60, problems),
-    })
-}
-
-fn duration(path: &str, text: Option<&str>, seconds: u64, problems: &mut Problems) -> Duration {
-    let default = Duration::from_secs(seconds);
-    match text.map(parse_duration) {
-        None => default,
-        Some(Ok(zero)) if zero.is_zero() => {
-            problems.add(path, "must be longer than zero");
-            default
-        }
-        Some(Ok(duration)) => duration,
-        Some(Err(error)) => {
-            problems.add(path, &error);
-            default
-        }
-    }
-}
-
-impl Default for LogOptions {
-    fn default() -> Self {
-        Self { format: LogFormat::Text, level: tracing::Level::INFO }
-    }
 }
 
 impl fmt::Display for KeyNumber {

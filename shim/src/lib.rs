@@ -1,0 +1,4 @@
+//! The shim and the socket proxy.
+
+pub mod proxy;
+pub mod tls;

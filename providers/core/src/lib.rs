@@ -62,7 +62,9 @@ use std::time::Duration;
 
 pub use admin::Source;
 pub use canary::Canary;
-pub use command::{Answer, CommandLine, EXIT_USAGE, NoCommand, Output, mistakes, read_file};
+pub use command::{
+    Answer, CommandLine, EXIT_USAGE, NoCommand, Output, ask, mistakes, print, read_file, usage,
+};
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Kind};
 pub use files::{Digest, Files, Subscription, Watcher};

@@ -149,13 +149,7 @@ impl LocalPlugin {
 
 /// Reads the admin address from the log, then waits for readiness.
 async fn wait_serving(process: &mut Process) -> Result<SocketAddr> {
-    let admin = process
-        .wait_for_log("it logs its admin address", PATIENCE, |line| {
-            let (_, rest) =
-                line.split_once("address=").filter(|_| line.contains("admin listening"))?;
-            rest.split_whitespace().next()?.trim_matches('"').parse::<SocketAddr>().ok()
-        })
-        .await?;
+    let admin = process.wait_for_log("it logs its admin address", PATIENCE, admin_address).await?;
     let http = HttpClient::plain(admin);
     process
         .wait_until("it is ready", PATIENCE, async || {
@@ -167,4 +161,10 @@ async fn wait_serving(process: &mut Process) -> Result<SocketAddr> {
         })
         .await?;
     Ok(admin)
+}
+
+/// The address in the line by which our binaries announce their admin server.
+pub(crate) fn admin_address(line: &str) -> Option<SocketAddr> {
+    let (_, rest) = line.split_once("address=").filter(|_| line.contains("admin listening"))?;
+    rest.split_whitespace().next()?.trim_matches('"').parse().ok()
 }

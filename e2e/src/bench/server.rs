@@ -13,6 +13,7 @@ use sidekey_core::proto::v2::StatusRequest;
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 
 use super::subject::Launch;
+use crate::local::admin_address;
 use crate::watchdog::Watchdog;
 
 /// A start that takes longer has failed.
@@ -66,11 +67,7 @@ impl Server {
 
     /// Its admin server, found by its log; `None` if it has not logged one.
     pub fn admin(&self) -> Option<SocketAddr> {
-        let text = std::fs::read_to_string(&self.log).ok()?;
-        text.lines().filter(|line| line.contains("admin listening")).find_map(|line| {
-            let (_, rest) = line.split_once("address=")?;
-            rest.split_whitespace().next()?.trim_matches('"').parse().ok()
-        })
+        std::fs::read_to_string(&self.log).ok()?.lines().find_map(admin_address)
     }
 }
 

@@ -1,4 +1,43 @@
-//! The shim and the socket proxy.
+//! The shim that kube-apiserver talks to, and the socket proxy.
+//!
+//! The shim is one KMS v2 plugin towards kube-apiserver, for ever, while keys and vendors behind it
+//! come and go. Encrypt and Status follow the write key; Decrypt goes to the key that wrote, by
+//! the key_id `sidekey/<keyID>-<fingerprint>/<the provider's key_id>`.
+//!
+//! It refuses to guess: no trial decryption, no fail-over of writes to another key, no key that
+//! has not proven itself in the place of one that works, no key_id that comes back.
+//!
+//! The one invariant: Status, Encrypt and Decrypt read one pointer, the table. It moves in one
+//! instant, after the new keys have proven themselves, and so every answer belongs to one
+//! configuration.
+//!
+//! # Rules worth knowing
+//! - **Probe interval.** Providers answer Status from memory, so the shim's own probes cost the KMS
+//!   nothing; a changed key_id is proven by a round trip before it is announced.
+//! - **Loss of the write key** coasts for `coast` (60 s): Status stays ok, because a provider may be
+//!   restarting. Then Status is a gRPC error, so that kube-apiserver's write window closes.
+//!   A read key that is gone never changes Status.
+//! - **A key that has been the write key and was replaced** may read for ever, but to write again it
+//!   needs a new number: key_ids must never come back. The numbers are kept on disk with the last
+//!   good configuration.
+//! - **Fingerprints.** `fingerprint`, or the hash of `kek`, goes into every key_id. Without either it
+//!   is `00000000`, which matches everything, so that naming one later leaves old data readable.
 
+mod cache;
+mod engine;
+mod key;
+mod lastgood;
+mod link;
+mod metrics;
+mod page;
+mod run;
+mod service;
+mod state;
+mod table;
+mod upstream;
+
+pub mod config;
 pub mod proxy;
 pub mod tls;
+
+pub use run::run;

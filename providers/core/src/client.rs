@@ -69,12 +69,24 @@ pub async fn over<T>(
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    open(stream, origin).await.map(|(client, _)| client)
+}
+
+/// Like [`over`], with the connection itself, for those who keep it and must see it close.
+pub async fn open<T>(
+    stream: T,
+    origin: Uri,
+) -> Result<(KeyManagementServiceClient<Connection>, Connection), hyper::Error>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let (requests, driver) =
         http2::Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await?;
     // The driver ends with the last clone of the connection, or when the peer goes away;
     // callers learn of the latter from their own request.
     tokio::spawn(driver);
-    Ok(KeyManagementServiceClient::with_origin(Connection { requests }, origin))
+    let connection = Connection { requests };
+    Ok((KeyManagementServiceClient::with_origin(connection.clone(), origin), connection))
 }
 
 impl Connection {

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
@@ -289,11 +288,7 @@ async fn probe(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answ
 }
 
 async fn canary(socket: &Endpoint) -> Result<Answer, Error> {
-    let mut bytes = vec![0; 32];
-    SystemRandom::new()
-        .fill(&mut bytes)
-        .map_err(|_| Error::new(Kind::Bug, "the system has no random numbers"))?;
-    let plaintext = Secret::new(bytes);
+    let plaintext = Secret::random(32)?;
     let request = EncryptRequest {
         plaintext: bytes::Bytes::copy_from_slice(plaintext.expose()),
         uid: "canary".into(),

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -285,7 +284,7 @@ impl Keeper {
             }
             _ => named,
         };
-        let plaintext = random()?;
+        let plaintext = Secret::random(32)?;
         let sealed = self.key.wrap(backend, &target, plaintext.expose(), &call).await?;
         crate::limits::check_sealed(&sealed)?;
         let back = self.key.unwrap(backend, &sealed, &call).await?;
@@ -344,14 +343,6 @@ impl Keeper {
     fn call(&self) -> Call<'static> {
         Call { uid: "probe", deadline: Instant::now() + self.options.timeout }
     }
-}
-
-fn random() -> Result<Secret, Error> {
-    let mut bytes = vec![0; 32];
-    SystemRandom::new()
-        .fill(&mut bytes)
-        .map_err(|_| Error::new(Kind::Bug, "the system has no random numbers"))?;
-    Ok(Secret::new(bytes))
 }
 
 fn another_key() -> Error {

@@ -40,7 +40,7 @@ impl KeyId {
 
     /// The form in which kube-apiserver's own metrics show a key_id, so that dashboards join.
     pub fn hash(&self) -> String {
-        format!("sha256:{}", hex(digest::digest(&digest::SHA256, self.0.as_bytes()).as_ref()))
+        format!("sha256:{}", hex(&sha256(self.0.as_bytes())))
     }
 }
 
@@ -91,6 +91,13 @@ fn check(text: &str) -> Result<(), Error> {
         return Err(invalid("holds control characters"));
     }
     Ok(())
+}
+
+/// SHA-256.
+pub fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let mut out = [0; 32];
+    out.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
+    out
 }
 
 /// Lower-case hex.

@@ -61,6 +61,12 @@ impl ConfigFile {
         result.inspect_err(|_| self.refused = None)
     }
 
+    /// What is in the file now was refused by the caller: it is tried again.
+    pub fn retry_current(&mut self) {
+        let files = self.subscription.read().ok();
+        self.refused = files.map(|files| Refused { files, pause: FIRST_RETRY });
+    }
+
     /// The document was taken over.
     pub fn accepted(&mut self) {
         self.refused = None;

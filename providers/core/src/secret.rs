@@ -2,7 +2,10 @@
 
 use std::fmt;
 
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroizing;
+
+use crate::{Error, Kind};
 
 /// A plaintext key, token or password.
 ///
@@ -15,6 +18,15 @@ impl Secret {
     /// Takes over `bytes`; the caller must not have copied them elsewhere.
     pub fn new(bytes: Vec<u8>) -> Self {
         Self(Zeroizing::new(bytes))
+    }
+
+    /// Random bytes, fit for a key.
+    pub fn random(len: usize) -> Result<Self, Error> {
+        let mut bytes = vec![0; len];
+        SystemRandom::new()
+            .fill(&mut bytes)
+            .map_err(|_| Error::new(Kind::Bug, "the system has no random numbers"))?;
+        Ok(Self::new(bytes))
     }
 
     /// The bytes themselves: keep them no longer than needed.

@@ -4,7 +4,6 @@ use std::fmt;
 use std::path::Path;
 
 use aws_lc_rs::digest::{Context, SHA256};
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -46,8 +45,8 @@ struct Material(Secret);
 impl KeyFile {
     /// A new file with one version, which writes.
     pub fn create() -> Result<Self, Error> {
-        let lineage = hex(random(16)?.expose());
-        let versions = vec![Version { version: 1, key: Material(random(KEY_LEN)?) }];
+        let lineage = hex(Secret::random(16)?.expose());
+        let versions = vec![Version { version: 1, key: Material(Secret::random(KEY_LEN)?) }];
         let format = FORMAT.to_owned();
         let raw = Raw { format, lineage, active: 1, versions, checksum: String::new() };
         Ok(Self { raw }.sealed())
@@ -99,7 +98,7 @@ impl KeyFile {
         let version =
             version.ok_or_else(|| Error::new(Kind::Invalid, "no version number is left"))?;
         let mut raw = self.raw.clone();
-        raw.versions.push(Version { version, key: Material(random(KEY_LEN)?) });
+        raw.versions.push(Version { version, key: Material(Secret::random(KEY_LEN)?) });
         Ok(Self { raw }.sealed())
     }
 
@@ -225,12 +224,4 @@ impl Serialize for Material {
 /// 32 lower-case hex digits.
 pub(crate) fn is_lineage(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-}
-
-fn random(len: usize) -> Result<Secret, Error> {
-    let mut bytes = vec![0; len];
-    SystemRandom::new()
-        .fill(&mut bytes)
-        .map_err(|_| Error::new(Kind::Bug, "the system has no random numbers"))?;
-    Ok(Secret::new(bytes))
 }

@@ -1,0 +1,5 @@
+//! The `sidekey-shim` binary.
+
+fn main() -> std::process::ExitCode {
+    sidekey_shim::run()
+}

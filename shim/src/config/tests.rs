@@ -1,0 +1,114 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use sidekey_core::config::document;
+
+use super::*;
+
+const CONTRACT: &str = r#"
+listen: unix:///path/kms.sock
+admin: 127.0.0.1:8093
+legacyKey: "1"
+adopt:
+- {listen: "unix:///path/old-backup.sock", key: "1"}
+keys:
+- id: "2"
+  role: write
+  endpoints: ["unix:///path/kms-2.sock"]
+- id: "1"
+  role: read
+  endpoints: ["unix:///path/kms-1.sock"]
+"#;
+
+fn paths(text: &str) -> Vec<String> {
+    match document(text).and_then(|document| parse(&document)) {
+        Ok(_) => Vec::new(),
+        Err(problems) => problems.iter().map(|problem| problem.path.clone()).collect(),
+    }
+}
+
+#[test]
+fn the_contract_is_read_as_it_stands() {
+    let config = parse(&document(CONTRACT).unwrap()).unwrap();
+    assert_eq!(config.writer().unwrap().id, KeyNumber(2));
+    assert_eq!(config.listeners.len(), 2);
+    assert_eq!(config.listeners[1].legacy, Some(KeyNumber(1)));
+    assert_eq!(config.probe.coast, Duration::from_secs(60));
+}
+
+#[test]
+fn every_mistake_is_reported_at_once() {
+    let text = r#"
+legacyKey: 9
+adopt: [{listen: tcp://x, key: 8}, {key: 1}]
+admin: x
+coast: 5
+cache: {entries: 0}
+keys:
+- {id: 1, role: write, endpoints: ["http://plain:1"]}
+- {id: 1, role: write, endpoints: []}
+- {role: wrong, endpoints: ["https://proxy:8443"], fingerprint: XYZ, more: 1}
+"#;
+    let mut found = paths(text);
+    found.sort();
+    found.dedup();
+    let expected = [
+        "admin",
+        "adopt[0].key",
+        "adopt[0].listen",
+        "adopt[1].listen",
+        "cache.entries",
+        "cache.ttl",
+        "coast",
+        "keys",
+        "keys[0].endpoints[0]",
+        "keys[1].endpoints",
+        "keys[1].id",
+        "keys[2].fingerprint",
+        "keys[2].id",
+        "keys[2].more",
+        "keys[2].role",
+        "keys[2].tls.ca",
+        "keys[2].tls.cert",
+        "keys[2].tls.key",
+        "legacyKey",
+        "listen",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_fingerprint_follows_the_kek_and_not_the_order_of_its_fields() {
+    let fingerprint = |kek: &str| {
+        let text = format!("listen: /a.sock\nkeys: [{{id: 1, role: write, endpoints: [/b.sock], kek: {kek}}}]");
+        parse(&document(&text).unwrap()).unwrap().keys[0].upstream.fingerprint.clone()
+    };
+    assert_eq!(fingerprint("{a: 1, b: 2}"), fingerprint("{b: 2, a: 1}"));
+    assert_ne!(fingerprint("{a: 1}"), fingerprint("{a: 2}"));
+    assert_eq!(fingerprint("null"), NO_FINGERPRINT);
+}
+
+#[test]
+fn openshifts_layout_is_read_as_it_is() {
+    let text = r#"
+apiVersion: apiserver.config.k8s.io/v1
+kind: EncryptionConfiguration
+resources:
+- resources: [secrets]
+  providers:
+  - kms: {apiVersion: v2, name: 2_secrets, endpoint: "unix:///var/run/kmsplugin/kms-2.sock", timeout: 10s}
+  - kms: {apiVersion: v2, name: 1_secrets, endpoint: "unix:///var/run/kmsplugin/kms-1.sock", timeout: 10s}
+  - identity: {}
+- resources: [configmaps]
+  providers:
+  - kms: {apiVersion: v2, name: 2_configmaps, endpoint: "unix:///var/run/kmsplugin/kms-2.sock"}
+  - kms: {apiVersion: v2, name: 1_configmaps, endpoint: "unix:///var/run/kmsplugin/kms-1.sock"}
+"#;
+    let mut made = from_encryption_configuration(document(text).unwrap()).unwrap();
+    made["listen"] = "/run/kms.sock".into();
+    let config = parse(&made).unwrap();
+    assert_eq!(config.writer().unwrap().id, KeyNumber(2));
+    assert_eq!(config.keys.len(), 2);
+    let disagreeing = text.replacen("2_configmaps", "1_configmaps", 1).replacen("kms-2.sock\"}", "kms-1.sock\"}", 1);
+    let refused = from_encryption_configuration(document(&disagreeing).unwrap()).unwrap_err();
+    assert!(refused.to_string().contains("resources[1]"), "{refused}");
+}

@@ -1,0 +1,327 @@
+//! Takes configurations over: make before break, all or nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use sidekey_core::config::KeyNumber;
+use sidekey_core::server::{Stopper, bind, serve_kms, stopper};
+use sidekey_core::{Call, Endpoint, Error, Kind, Listener, Watcher, time};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::cache::Cache;
+use crate::config::{KeySpec, Role, ShimConfig, UpstreamSpec};
+use crate::key::Key;
+use crate::lastgood::LastGood;
+use crate::link::{Link, Tls};
+use crate::metrics::Metrics;
+use crate::service::ShimService;
+use crate::state::{Info, Refusal, Shared};
+use crate::table::Table;
+use crate::tls::{Identity, TlsFiles};
+use crate::upstream::Upstream;
+
+/// Whether keys must prove themselves before they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// Yes: something that works is in use.
+    Required,
+    /// No: nothing is in use yet, so what is reachable is better than nothing.
+    Cold,
+}
+
+/// The running shim.
+pub(crate) struct Engine {
+    pub(crate) shared: Arc<Shared>,
+    watcher: Arc<Watcher>,
+    /// The number of the key that writes, for the probers.
+    writer: Arc<AtomicU64>,
+    past_writers: BTreeSet<u64>,
+    last_good: Option<PathBuf>,
+    config: ShimConfig,
+    listeners: BTreeMap<Endpoint, Running>,
+    identities: BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
+}
+
+struct Running {
+    legacy: Arc<AtomicU64>,
+    stopper: Stopper,
+    server: JoinHandle<()>,
+}
+
+/// Keys of a configuration, and which of them are new.
+struct Built {
+    keys: BTreeMap<KeyNumber, (Role, Arc<Key>)>,
+    writer: Arc<Key>,
+    fresh: Vec<(Role, Arc<Key>)>,
+}
+
+impl Engine {
+    /// An engine that serves nothing yet. Fails only on what no waiting mends.
+    pub(crate) fn new(config: ShimConfig, source: String, watcher: Arc<Watcher>, stored: Option<&LastGood>) -> Result<Self, Error> {
+        let metrics: Arc<Metrics> = Arc::default();
+        let writer = Arc::new(AtomicU64::new(0));
+        let mut identities = BTreeMap::new();
+        let built = build(&config, &BTreeMap::new(), &mut identities, &metrics, &watcher)?;
+        let table = Table { mode: config.mode, writer: built.writer, keys: built.keys };
+        let info = Info { source, ..Info::default() };
+        let last_good = config.listeners.first().and_then(|spec| LastGood::path(&spec.endpoint));
+        Ok(Self {
+            shared: Arc::new(Shared::new(table, metrics, info)),
+            watcher,
+            writer,
+            past_writers: stored.map(|stored| stored.past_writers.clone()).unwrap_or_default(),
+            last_good,
+            config,
+            listeners: BTreeMap::new(),
+            identities,
+        })
+    }
+
+    /// Makes `config` the one in use. Everything that can fail comes first; if it does, nothing
+    /// has changed.
+    pub(crate) async fn apply(&mut self, config: ShimConfig, proof: Proof) -> Result<(), Error> {
+        self.check_writer(&config)?;
+        // Before the first configuration nothing is in use, and every key is new.
+        let none = BTreeMap::new();
+        let (current, first) = (self.shared.table(), self.writer.load(Ordering::SeqCst) == 0);
+        let current = if first { &none } else { &current.keys };
+        let built = build(&config, current, &mut self.identities, &self.shared.metrics, &self.watcher)?;
+        if proof == Proof::Required {
+            prove(&built, config.probe.timeout).await?;
+        }
+        let bound = self.bind(&config).await?;
+        // From here on nothing fails.
+        let Built { keys, writer, fresh } = built;
+        let before = self.writer.swap(writer.id.0, Ordering::SeqCst);
+        if before != 0 && before != writer.id.0 {
+            self.past_writers.insert(before);
+            tracing::info!(from = before, to = %writer.id, "writes go to another key now");
+        }
+        self.shared.switch(Table { mode: config.mode, writer, keys });
+        self.shared.set_cache(config.cache.map(Cache::new));
+        self.start_probers(&fresh, &config);
+        self.listen(&config, bound);
+        self.remember(&config);
+        self.config = config;
+        Ok(())
+    }
+
+    /// Remembers that a newer configuration is not in use.
+    pub(crate) fn refuse(&self, error: &str) {
+        self.shared.metrics.reload(false);
+        let refusal = Refusal { at: time(SystemTime::now()), error: error.to_owned() };
+        self.shared.info().refused = Some(refusal);
+    }
+
+    /// An identity for the admin endpoints, followed like those of the keys.
+    pub(crate) fn identity(&mut self, files: &TlsFiles) -> Result<Arc<Identity>, Error> {
+        identity(files, &mut self.identities, &self.watcher)
+    }
+
+    /// Stops listening, and lets open requests finish.
+    pub(crate) async fn end(self) {
+        for running in self.listeners.into_values() {
+            running.stopper.stop();
+            // An aborted or panicked server has nothing left to drain.
+            let _ = running.server.await;
+        }
+    }
+
+    /// A key_id must never come back: a key that has written and was replaced gets a new number.
+    fn check_writer(&self, config: &ShimConfig) -> Result<(), Error> {
+        let Some(writer) = config.writer() else {
+            return Err(Error::new(Kind::Config, "no key has the role write"));
+        };
+        if self.past_writers.contains(&writer.id.0) {
+            let text = format!("key {} has been the write key before and was replaced", writer.id);
+            return Err(Error::new(Kind::Config, text).with_hint(
+                "a key_id must never come back: give it a new id for writing and keep the old id as read",
+            ));
+        }
+        let current = self.shared.table();
+        for spec in &config.keys {
+            if let Some((_, key)) = current.keys.get(&spec.id)
+                && self.writer.load(Ordering::SeqCst) != 0
+                && !key.matches(&spec.upstream.fingerprint)
+            {
+                let text = format!("the fingerprint of key {} has changed", spec.id);
+                return Err(Error::new(Kind::Config, text).with_hint("give another KEK a new id"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the sockets that are not open yet.
+    async fn bind(&self, config: &ShimConfig) -> Result<Vec<(Endpoint, Listener)>, Error> {
+        let mut bound = Vec::new();
+        for spec in &config.listeners {
+            if !self.listeners.contains_key(&spec.endpoint) {
+                bound.push((spec.endpoint.clone(), bind(&spec.endpoint, &config.socket).await?));
+            }
+        }
+        Ok(bound)
+    }
+
+    fn start_probers(&self, fresh: &[(Role, Arc<Key>)], config: &ShimConfig) {
+        for (_, key) in &self.shared.table().keys.values().cloned().collect::<Vec<_>>() {
+            key.health.configure(config.probe);
+        }
+        let changed = config.probe != self.config.probe;
+        let all = self.shared.table();
+        let restart: Vec<Arc<Key>> = if changed {
+            all.keys.values().map(|(_, key)| key.clone()).collect()
+        } else {
+            fresh.iter().map(|(_, key)| key.clone()).collect()
+        };
+        for key in restart {
+            let writer = self.writer.clone();
+            key.watch(config.probe, move |id| writer.load(Ordering::SeqCst) == id.0);
+        }
+    }
+
+    fn listen(&mut self, config: &ShimConfig, bound: Vec<(Endpoint, Listener)>) {
+        for (endpoint, listener) in bound {
+            let legacy = Arc::new(AtomicU64::new(0));
+            let (stopper, stop) = stopper();
+            let service = ShimService { shared: self.shared.clone(), legacy: legacy.clone() };
+            let metrics = self.shared.metrics.clone();
+            tracing::info!(socket = %endpoint, "kms listening");
+            let refusals = move |count| {
+                metrics.refused.inc_by(count);
+            };
+            let server = tokio::spawn(serve_kms(listener, service, stop, config.drain, refusals));
+            self.listeners.insert(endpoint, Running { legacy, stopper, server });
+        }
+        for spec in &config.listeners {
+            if let Some(running) = self.listeners.get(&spec.endpoint) {
+                let legacy = spec.legacy.map_or(0, |id| id.0);
+                running.legacy.store(legacy, Ordering::SeqCst);
+            }
+        }
+        let wanted: BTreeSet<&Endpoint> = config.listeners.iter().map(|spec| &spec.endpoint).collect();
+        self.listeners.retain(|endpoint, running| {
+            let keep = wanted.contains(endpoint);
+            if !keep {
+                tracing::info!(socket = %endpoint, "no longer listening");
+                running.stopper.stop();
+            }
+            keep
+        });
+    }
+
+    fn remember(&self, config: &ShimConfig) {
+        let mut info = self.shared.info();
+        info.revision.clone_from(&config.revision);
+        info.loaded = time(SystemTime::now());
+        info.refused = None;
+        info.listeners = config.listeners.iter().map(|spec| spec.endpoint.to_string()).collect();
+        drop(info);
+        *self.shared.identities.lock().unwrap_or_else(PoisonError::into_inner) =
+            self.identities.values().map(|(identity, _)| identity.clone()).collect();
+        let Some(path) = &self.last_good else { return };
+        let stored = LastGood::new(config.document.clone(), self.past_writers.clone());
+        if let Err(error) = stored.store(path) {
+            tracing::warn!(file = %path.display(), %error, "the last good configuration cannot be kept on disk");
+        }
+    }
+}
+
+/// Makes the keys of a configuration; those that have not changed are taken over with their
+/// connections and health.
+fn build(
+    config: &ShimConfig,
+    current: &BTreeMap<KeyNumber, (Role, Arc<Key>)>,
+    identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
+    metrics: &Arc<Metrics>,
+    watcher: &Arc<Watcher>,
+) -> Result<Built, Error> {
+    let mut keys = BTreeMap::new();
+    let mut fresh = Vec::new();
+    for KeySpec { id, role, upstream } in &config.keys {
+        let key = match current.get(id) {
+            Some((old_role, key)) if key.spec == *upstream => {
+                // A promoted key must prove that it can write.
+                if *role == Role::Write && *old_role == Role::Read {
+                    fresh.push((*role, key.clone()));
+                }
+                key.clone()
+            }
+            _ => {
+                let links = links(upstream, identities, watcher)?;
+                let ways = Upstream::new(links, metrics.clone());
+                let key = Key::new(*id, upstream.clone(), ways, config.mode, config.probe);
+                fresh.push((*role, key.clone()));
+                key
+            }
+        };
+        keys.insert(*id, (*role, key));
+    }
+    let writer = keys.values().find(|(role, _)| *role == Role::Write).map(|(_, key)| key.clone());
+    let writer = writer.ok_or_else(|| Error::new(Kind::Config, "no key has the role write"))?;
+    Ok(Built { keys, writer, fresh })
+}
+
+fn links(
+    spec: &UpstreamSpec,
+    identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
+    watcher: &Arc<Watcher>,
+) -> Result<Vec<Link>, Error> {
+    let tls = match &spec.tls {
+        Some(tls) => Some(Tls {
+            identity: identity(&tls.files, identities, watcher)?,
+            server_name: tls.server_name.clone(),
+        }),
+        None => None,
+    };
+    Ok(spec.endpoints.iter().map(|address| Link::new(address.clone(), tls.clone())).collect())
+}
+
+/// One identity per set of files, loaded once and followed for ever.
+fn identity(
+    files: &TlsFiles,
+    identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
+    watcher: &Arc<Watcher>,
+) -> Result<Arc<Identity>, Error> {
+    if let Some((identity, _)) = identities.get(files) {
+        return Ok(identity.clone());
+    }
+    let identity = Identity::load(files.clone())?;
+    let (followed, watcher) = (identity.clone(), watcher.clone());
+    let task = tokio::spawn(async move { followed.follow(&watcher).await });
+    identities.insert(files.clone(), (identity.clone(), task));
+    Ok(identity)
+}
+
+/// New keys prove themselves: a writer by Status, a round trip and its canary, a reader by its
+/// canary or, without one, by answering.
+async fn prove(built: &Built, limit: Duration) -> Result<(), Error> {
+    for (role, key) in &built.fresh {
+        let call = Call { uid: "shim-load", deadline: Instant::now() + limit };
+        let proven = async {
+            match role {
+                Role::Write => {
+                    key.check_canary(&call).await?;
+                    key.prove_writer(&call).await
+                }
+                Role::Read if key.spec.canary.is_some() => key.check_canary(&call).await,
+                Role::Read => key.upstream.status(None, &call).await.map(drop),
+            }
+        };
+        let result = tokio::time::timeout_at(call.deadline, proven).await;
+        let result = result.unwrap_or_else(|_| Err(Error::new(Kind::Timeout, "it did not answer in time")));
+        match result {
+            Ok(()) => {
+                key.health.proven();
+            }
+            Err(error) => {
+                let text = format!("key {} ({}) cannot be taken in: {}", key.id, role.label(), error.report());
+                return Err(Error::new(error.kind(), text));
+            }
+        }
+    }
+    Ok(())
+}

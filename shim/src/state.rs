@@ -1,0 +1,230 @@
+//! What listeners, admin endpoints and reloads share.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use bytes::Bytes;
+use prometheus_client::registry::Registry;
+use serde::Serialize;
+use sidekey_core::config::KeyNumber;
+use sidekey_core::{Error, Flights, KeyId, Kind, Sealed, Secret, Source, Trouble, time};
+
+use crate::cache::Cache;
+use crate::config::{Mode, Role};
+use crate::key::Key;
+use crate::metrics::{KeyGauges, Metrics};
+use crate::table::Table;
+use crate::tls::Identity;
+
+/// The loaded configuration and everything about it.
+pub(crate) struct Shared {
+    table: ArcSwap<Table>,
+    cache: ArcSwapOption<Cache>,
+    info: Mutex<Info>,
+    pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
+    pub(crate) flights: Flights<(KeyNumber, Arc<Sealed>), Result<Bytes, Arc<Error>>>,
+    pub(crate) metrics: Arc<Metrics>,
+    registry: Registry,
+    started: SystemTime,
+}
+
+/// What is loaded, from where, and what was refused.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Info {
+    pub(crate) source: String,
+    pub(crate) revision: Option<String>,
+    pub(crate) loaded: String,
+    pub(crate) refused: Option<Refusal>,
+    pub(crate) listeners: Vec<String>,
+}
+
+/// Why a newer configuration is not in use.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Refusal {
+    pub(crate) at: String,
+    pub(crate) error: String,
+}
+
+/// The whole shim, for `/status` and for the page.
+#[derive(Debug, Serialize)]
+pub(crate) struct ShimStatus {
+    pub(crate) component: &'static str,
+    pub(crate) version: &'static str,
+    pub(crate) started: String,
+    pub(crate) mode: &'static str,
+    pub(crate) revision: Option<String>,
+    pub(crate) config: Info,
+    pub(crate) healthy: bool,
+    pub(crate) reason: Option<String>,
+    pub(crate) write_key: String,
+    pub(crate) key_id: Option<String>,
+    pub(crate) key_id_hash: Option<String>,
+    pub(crate) keys: Vec<KeyStatus>,
+}
+
+/// One key.
+#[derive(Debug, Serialize)]
+pub(crate) struct KeyStatus {
+    pub(crate) id: String,
+    pub(crate) role: &'static str,
+    pub(crate) fingerprint: String,
+    pub(crate) endpoints: Vec<String>,
+    pub(crate) canary: bool,
+    pub(crate) healthy: bool,
+    pub(crate) reason: Option<String>,
+    pub(crate) since: String,
+    pub(crate) key_id_hash: Option<String>,
+    pub(crate) last_success: Option<String>,
+    pub(crate) last_error: Option<ErrorStatus>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ErrorStatus {
+    pub(crate) at: String,
+    pub(crate) error: String,
+}
+
+impl Shared {
+    pub(crate) fn new(table: Table, metrics: Arc<Metrics>, info: Info) -> Self {
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        Self {
+            table: ArcSwap::from_pointee(table),
+            cache: ArcSwapOption::empty(),
+            info: Mutex::new(info),
+            identities: Mutex::default(),
+            flights: Flights::default(),
+            metrics,
+            registry,
+            started: SystemTime::now(),
+        }
+    }
+
+    /// The table of this instant.
+    pub(crate) fn table(&self) -> Arc<Table> {
+        self.table.load_full()
+    }
+
+    /// From here on everybody sees the new table.
+    pub(crate) fn switch(&self, table: Table) {
+        self.table.store(Arc::new(table));
+    }
+
+    pub(crate) fn set_cache(&self, cache: Option<Cache>) {
+        self.cache.store(cache.map(Arc::new));
+    }
+
+    pub(crate) fn cached(&self, sealed: &Sealed) -> Option<Secret> {
+        self.cache.load().as_ref()?.find(sealed)
+    }
+
+    pub(crate) fn keep(&self, sealed: &Arc<Sealed>, secret: impl FnOnce() -> Secret) {
+        if let Some(cache) = &*self.cache.load() {
+            cache.keep(sealed.clone(), secret());
+        }
+    }
+
+    /// What Status answers: the write key's proven key_id, while its health allows.
+    pub(crate) fn announced(&self) -> Result<KeyId, Error> {
+        let table = self.table.load();
+        let writer = &table.writer;
+        let refused = |text: String| {
+            Error::new(Kind::Unavailable, format!("write key {}: {text}", writer.id))
+        };
+        writer.health.verdict().map_err(|trouble| refused(trouble.text))?;
+        let announced = writer.announced().ok_or_else(|| refused("not proven yet".into()))?;
+        Ok(announced.outer.clone())
+    }
+
+    pub(crate) fn info(&self) -> MutexGuard<'_, Info> {
+        self.info.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything there is to know.
+    pub(crate) fn overview(&self) -> ShimStatus {
+        let table = self.table();
+        let announced = self.announced();
+        let info = self.info().clone();
+        let key_id = announced.as_ref().ok();
+        ShimStatus {
+            component: "shim",
+            version: sidekey_core::VERSION,
+            started: time(self.started),
+            mode: match table.mode {
+                Mode::Route => "route",
+                Mode::Forward => "forward",
+            },
+            revision: info.revision.clone(),
+            config: info,
+            healthy: announced.is_ok(),
+            reason: announced.as_ref().err().map(Error::report),
+            write_key: table.writer.id.to_string(),
+            key_id: key_id.map(ToString::to_string),
+            key_id_hash: key_id.map(KeyId::hash),
+            keys: table.keys.values().map(|(role, key)| KeyStatus::of(*role, key)).collect(),
+        }
+    }
+}
+
+impl KeyStatus {
+    fn of(role: Role, key: &Key) -> Self {
+        let snapshot = key.health.snapshot();
+        let healthy = key.is_up();
+        let error = |trouble: Trouble| ErrorStatus { at: time(trouble.at), error: trouble.text };
+        Self {
+            id: key.id.to_string(),
+            role: role.label(),
+            fingerprint: key.spec.fingerprint.clone(),
+            endpoints: key.spec.endpoints.iter().map(ToString::to_string).collect(),
+            canary: key.spec.canary.is_some(),
+            healthy,
+            reason: if healthy { None } else { snapshot.last_error.as_ref().map(|t| t.text.clone()) },
+            since: time(snapshot.since),
+            key_id_hash: key.announced().map(|announced| announced.outer.hash()),
+            last_success: snapshot.last_success.map(time),
+            last_error: snapshot.last_error.map(error),
+        }
+    }
+}
+
+impl Source for Shared {
+    /// A dead read key never makes the shim unready; a write key that was never proven does.
+    fn pending(&self) -> Vec<String> {
+        let writer = self.table().writer.clone();
+        if writer.announced().is_some() {
+            return Vec::new();
+        }
+        self.announced().err().map(|error| error.report()).into_iter().collect()
+    }
+
+    fn sick(&self) -> Vec<String> {
+        self.announced().err().map(|error| error.report()).into_iter().collect()
+    }
+
+    fn status(&self) -> serde_json::Value {
+        serde_json::to_value(self.overview()).unwrap_or_default()
+    }
+
+    fn metrics(&self) -> String {
+        let table = self.table();
+        let gauges = table.keys.values().map(|(role, key)| KeyGauges {
+            key: key.id.0,
+            role: role.label(),
+            healthy: key.is_up(),
+            key_id_hash: key.announced().map(|announced| announced.outer.hash()),
+        });
+        let revision = self.info().revision.clone();
+        self.metrics.refresh(revision.as_deref(), gauges.collect());
+        let identities = self.identities.lock().unwrap_or_else(PoisonError::into_inner);
+        self.metrics.expiry(identities.iter().map(|identity| identity.expiry()).min());
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+
+    fn page(&self) -> Option<String> {
+        Some(crate::page::render(&self.overview()))
+    }
+}

@@ -58,3 +58,82 @@ impl Table {
         Error::new(Kind::KeyState, text).with_hint("bring the key back as a read key; nothing is lost")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sidekey_core::config::ProbeOptions;
+
+    use super::*;
+    use crate::config::{NO_FINGERPRINT, UpstreamSpec};
+    use crate::upstream::Upstream;
+
+    fn key(id: u64, fingerprint: &str) -> Arc<Key> {
+        let second = Duration::from_secs(1);
+        let options = ProbeOptions { interval: second, timeout: second, coast: second };
+        let spec = UpstreamSpec {
+            fingerprint: fingerprint.into(),
+            endpoints: Vec::new(),
+            canary: None,
+            tls: None,
+        };
+        Key::new(KeyNumber(id), spec, Upstream::new(Vec::new(), Arc::default()), Mode::Route, options)
+    }
+
+    /// Key 2 writes, key 1 reads, key 3 has no fingerprint.
+    fn table() -> Table {
+        let writer = key(2, "bbbbbbbb");
+        let keys = [
+            (Role::Read, key(1, "aaaaaaaa")),
+            (Role::Write, writer.clone()),
+            (Role::Read, key(3, NO_FINGERPRINT)),
+        ];
+        let keys = keys.into_iter().map(|(role, key)| (key.id, (role, key))).collect();
+        Table { mode: Mode::Route, writer, keys }
+    }
+
+    fn routed(key_id: &str, legacy: Option<u64>) -> Result<(u64, String), String> {
+        let route = table().route(key_id, legacy.map(KeyNumber));
+        route.map(|r| (r.key.id.0, r.key_id.to_string())).map_err(|error| error.report())
+    }
+
+    #[test]
+    fn what_the_shim_wrote_goes_to_the_key_that_wrote_it() {
+        assert_eq!(routed("sidekey/1-aaaaaaaa/v/7", None), Ok((1, "v/7".into())));
+        assert_eq!(routed("sidekey/2-bbbbbbbb/v/7", Some(1)), Ok((2, "v/7".into())));
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_names_hash_and_loaded_keys() {
+        let error = routed("sidekey/9-aaaaaaaa/x", Some(1)).err().unwrap_or_default();
+        assert!(error.contains("sha256:") && error.contains("1, 2, 3"), "{error}");
+    }
+
+    #[test]
+    fn a_fingerprint_of_another_kek_is_never_guessed_over() {
+        assert!(routed("sidekey/1-bbbbbbbb/x", Some(1)).is_err());
+        assert!(routed("sidekey/1-aaaaaaaaaa/x", Some(1)).is_err());
+    }
+
+    #[test]
+    fn a_fingerprint_that_was_unknown_at_either_time_matches() {
+        assert_eq!(routed("sidekey/3-cccccccc/x", None), Ok((3, "x".into())));
+        assert_eq!(routed("sidekey/1-00000000/x", None), Ok((1, "x".into())));
+    }
+
+    #[test]
+    fn what_was_written_without_the_shim_goes_to_the_listeners_legacy_key() {
+        assert_eq!(routed("vault-7", Some(1)), Ok((1, "vault-7".into())));
+        assert_eq!(routed("sidekey/broken", Some(1)), Ok((1, "sidekey/broken".into())));
+        assert!(routed("vault-7", None).is_err());
+        assert!(routed("vault-7", Some(8)).is_err());
+    }
+
+    #[test]
+    fn in_forward_mode_key_ids_pass_untouched() {
+        let table = Table { mode: Mode::Forward, ..table() };
+        let route = table.route("sidekey/9-ffff/x", None).ok();
+        assert_eq!(route.map(|r| r.key_id.to_string()).as_deref(), Some("sidekey/9-ffff/x"));
+    }
+}

@@ -11,22 +11,18 @@ use crate::plugin::{Store, TestPlugin, bind, serve};
 /// Where the plugin process finds its directory.
 const DIR: &str = "CONFORMANCE_TEST_PLUGIN";
 
-/// This program again, as a plugin with socket and keys in `dir`.
+/// This program again, as a plugin with socket and keys in `dir`: the one test that it is told
+/// to run serves instead of testing when it finds the directory in its environment.
 pub(crate) fn plugin_process(dir: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    let name = "launched::the_plugin_process";
-    command.args(["--exact", name, "--ignored", "--nocapture"]).env(DIR, dir);
+    let name = "launched::a_launched_plugin_ends_with_its_last_handle";
+    command.args(["--exact", name, "--nocapture"]).env(DIR, dir);
     command
 }
 
-#[tokio::test]
-#[ignore = "not a test: the process that the tests beside it start"]
-async fn the_plugin_process() {
-    if let Some(dir) = std::env::var_os(DIR) {
-        let dir = Path::new(&dir);
-        println!("serving in {}", dir.display());
-        serve(bind(&dir.join("kms.sock"), None), Store::open(dir.join("keys"))).await;
-    }
+async fn serve_in(dir: &Path) {
+    println!("serving in {}", dir.display());
+    serve(bind(&dir.join("kms.sock"), None), Store::open(dir.join("keys"))).await;
 }
 
 fn endpoint(dir: &Path) -> Endpoint {
@@ -57,6 +53,9 @@ async fn a_launched_plugin_is_restarted_rotated_and_conforms() {
 
 #[tokio::test]
 async fn a_launched_plugin_ends_with_its_last_handle() {
+    if let Some(dir) = std::env::var_os(DIR) {
+        return serve_in(Path::new(&dir)).await;
+    }
     let dir = tempfile::tempdir().unwrap();
     let launched = Launched::start(plugin_process(dir.path()), endpoint(dir.path())).await.unwrap();
     launched.restart().await.unwrap();

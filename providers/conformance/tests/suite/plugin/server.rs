@@ -248,7 +248,8 @@ async fn handle(
     if life.has(Defect::ManyAnnotationsHang) && (MESSAGE_MAX..2 << 20).contains(&body.len()) {
         std::future::pending::<()>().await;
     }
-    let limit = if life.has(Defect::Oversize) { 64 << 20 } else { MESSAGE_MAX };
+    let oversize = life.has(Defect::Oversize) && body.len() > 4 << 20;
+    let limit = if oversize { body.len() } else { MESSAGE_MAX };
     let mut server = KeyManagementServiceServer::new(service).max_decoding_message_size(limit);
     let answered = server.call(Request::from_parts(head, Full::new(body))).await;
     Ok(answered.unwrap_or_else(|never| match never {}))
@@ -256,7 +257,8 @@ async fn handle(
 
 fn decodes(path: &str, body: &Bytes) -> bool {
     let Some((head, message)) = body.split_at_checked(5) else { return true };
-    if u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize != message.len() {
+    let announced = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+    if announced != message.len() || announced > MESSAGE_MAX {
         return true;
     }
     if path.ends_with("/Encrypt") {

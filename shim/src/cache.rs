@@ -40,7 +40,8 @@ impl Cache {
         state.order.push_back(sealed);
         // The oldest go first, by number and by age: dropping them wipes them.
         while let Some(oldest) = state.order.front().cloned() {
-            let stale = state.entries.get(&oldest).is_none_or(|(_, at)| at.elapsed() >= self.options.ttl);
+            let stale =
+                state.entries.get(&oldest).is_none_or(|(_, at)| at.elapsed() >= self.options.ttl);
             if !stale && state.order.len() <= self.options.entries {
                 break;
             }

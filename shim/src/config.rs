@@ -1,29 +1,25 @@
 //! The shim's configuration: listeners, keys with roles, and how to reach them.
 
 mod layout;
+mod parse;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
-use sidekey_core::config::fields::{
-    RawLog, RawProbe, RawSocket, address, duration, endpoint, log, number, plain, socket,
-};
-use sidekey_core::config::{KeyNumber, LogOptions, ProbeOptions, Problems, parse_duration, read};
+use sidekey_core::config::{KeyNumber, LogOptions, ProbeOptions};
 use sidekey_core::process::AdminOptions;
 use sidekey_core::{Canary, Endpoint, SocketOptions};
 
 pub use layout::{directory, from_encryption_configuration};
+pub use parse::parse;
 
 use crate::tls::TlsFiles;
 
 /// A fingerprint that says nothing: the configuration names none.
 pub const NO_FINGERPRINT: &str = "00000000";
-/// More keys than anybody rotates through.
-const MAX_KEYS: usize = 1000;
 
 /// Everything the shim needs to run.
 #[derive(Clone, Debug)]
@@ -154,280 +150,6 @@ pub struct CacheOptions {
     pub ttl: Duration,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Raw {
-    revision: Option<Value>,
-    mode: Option<Mode>,
-    listen: Option<String>,
-    legacy_key: Option<Value>,
-    adopt: Option<Vec<Option<RawAdopt>>>,
-    admin: Option<String>,
-    admin_socket: Option<String>,
-    admin_tls: Option<RawAdminTls>,
-    log: Option<RawLog>,
-    socket: Option<RawSocket>,
-    probe: Option<RawProbe>,
-    coast: Option<String>,
-    drain: Option<String>,
-    file_poll: Option<String>,
-    cache: Option<RawCache>,
-    tls: Option<RawTls>,
-    keys: Option<Vec<Option<RawKey>>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RawAdopt {
-    listen: Option<String>,
-    key: Option<Value>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RawAdminTls {
-    listen: Option<String>,
-    ca: Option<PathBuf>,
-    cert: Option<PathBuf>,
-    key: Option<PathBuf>,
-    allow: Option<Vec<String>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RawCache {
-    entries: Option<usize>,
-    ttl: Option<String>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawTls {
-    ca: Option<PathBuf>,
-    cert: Option<PathBuf>,
-    key: Option<PathBuf>,
-    server_name: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RawKey {
-    id: Option<Value>,
-    /// Of the common schema; the shim names no provider and does not look at it.
-    r#type: Option<Value>,
-    role: Option<Role>,
-    endpoints: Option<Vec<String>>,
-    fingerprint: Option<String>,
-    kek: Option<Value>,
-    canary: Option<Value>,
-    tls: Option<RawTls>,
-}
-
-/// Checks a whole document; `Err` lists every mistake in it.
-pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
-    let mut problems = Problems::default();
-    let problems = &mut problems;
-    let raw: Raw = read(document, problems).unwrap_or_default();
-    let mode = raw.mode.unwrap_or_default();
-    let keys = keys(&raw, problems);
-    let listeners = listeners(&raw, &keys, mode, problems);
-    check_roles(&keys, mode, problems);
-    let mut probe = sidekey_core::config::fields::probe(raw.probe.unwrap_or_default(), problems);
-    if let Some(text) = raw.coast.as_deref() {
-        probe.coast = duration("coast", Some(text), 60, problems);
-    }
-    let config = ShimConfig {
-        revision: raw.revision.as_ref().map(plain),
-        mode,
-        listeners,
-        keys,
-        admin: AdminOptions {
-            address: raw.admin.as_deref().and_then(|text| address("admin", text, problems)),
-            socket: raw
-                .admin_socket
-                .as_deref()
-                .and_then(|text| endpoint("adminSocket", text, problems)),
-        },
-        admin_tls: raw.admin_tls.and_then(|raw| admin_tls(raw, problems)),
-        log: log(raw.log.unwrap_or_default(), problems),
-        socket: socket(raw.socket.unwrap_or_default(), problems),
-        probe,
-        drain: duration("drain", raw.drain.as_deref(), 10, problems),
-        file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, problems),
-        cache: raw.cache.and_then(|raw| cache(&raw, problems)),
-        document: document.clone(),
-    };
-    std::mem::take(problems).into_result(Some(config))
-}
-
-fn keys(raw: &Raw, problems: &mut Problems) -> Vec<KeySpec> {
-    let Some(list) = problems.require("keys", &raw.keys) else { return Vec::new() };
-    if list.len() > MAX_KEYS {
-        problems.add("keys", &format!("has {} keys, at most {MAX_KEYS}", list.len()));
-    }
-    let mut keys: Vec<KeySpec> = Vec::new();
-    for (index, entry) in list.iter().take(MAX_KEYS).enumerate() {
-        let Some(entry) = entry else { continue };
-        let path = format!("keys[{index}]");
-        let key = problems.within(&path, |problems| key(entry, raw.tls.as_ref(), problems));
-        let Some(key) = key else { continue };
-        if let Some(other) = keys.iter().position(|other| other.id == key.id) {
-            let text = format!("{} is the id of keys[{other}] too", key.id);
-            problems.add(&format!("{path}.id"), &text);
-        }
-        keys.push(key);
-    }
-    keys
-}
-
-fn key(raw: &RawKey, tls: Option<&RawTls>, problems: &mut Problems) -> Option<KeySpec> {
-    let id = problems.require("id", &raw.id).and_then(|id| number(id, problems));
-    let role = problems.require("role", &raw.role).copied();
-    let mut endpoints = Vec::new();
-    for (index, text) in problems.require("endpoints", &raw.endpoints).into_iter().flatten().enumerate() {
-        match text.parse() {
-            Ok(address) => endpoints.push(address),
-            Err(error) => problems.add(&format!("endpoints[{index}]"), &format!("{error}")),
-        }
-    }
-    if raw.endpoints.as_ref().is_some_and(Vec::is_empty) {
-        problems.add("endpoints", "is empty: give at least one");
-    }
-    let canary = match &raw.canary {
-        None | Some(Value::Null) => None,
-        Some(value) => problems.within("canary", |problems| Canary::parse(value, problems)),
-    };
-    let https = endpoints.iter().any(|endpoint| matches!(endpoint, Address::Https { .. }));
-    let tls = https.then(|| client_tls(raw.tls.as_ref(), tls, problems)).flatten();
-    let fingerprint = fingerprint(raw, problems);
-    let upstream = UpstreamSpec { fingerprint, endpoints, canary, tls };
-    Some(KeySpec { id: id?, role: role?, upstream })
-}
-
-/// The given one, or that of the `kek` section, or none.
-fn fingerprint(raw: &RawKey, problems: &mut Problems) -> String {
-    let sound = |text: &str| {
-        (4..=64).contains(&text.len())
-            && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-    };
-    match (&raw.fingerprint, &raw.kek) {
-        (Some(text), _) if sound(text) => text.clone(),
-        (Some(_), _) => {
-            problems.add("fingerprint", "is not 4 to 64 lower-case hex digits");
-            NO_FINGERPRINT.to_owned()
-        }
-        // Maps are sorted, so that the order of fields does not matter.
-        (None, Some(kek)) if !kek.is_null() => {
-            let digest = sidekey_core::sha256(kek.to_string().as_bytes());
-            sidekey_core::hex(&digest[..4])
-        }
-        _ => NO_FINGERPRINT.to_owned(),
-    }
-}
-
-fn client_tls(own: Option<&RawTls>, shared: Option<&RawTls>, problems: &mut Problems) -> Option<ClientTls> {
-    let pick = |field: fn(&RawTls) -> &Option<PathBuf>| {
-        own.and_then(|raw| field(raw).clone()).or_else(|| shared.and_then(|raw| field(raw).clone()))
-    };
-    let (ca, cert, key) = (pick(|raw| &raw.ca), pick(|raw| &raw.cert), pick(|raw| &raw.key));
-    for (name, value) in [("ca", &ca), ("cert", &cert), ("key", &key)] {
-        if value.is_none() {
-            problems.add(&format!("tls.{name}"), "is required for an https endpoint");
-        }
-    }
-    let server_name = own.and_then(|raw| raw.server_name.clone());
-    let server_name = server_name.or_else(|| shared.and_then(|raw| raw.server_name.clone()));
-    Some(ClientTls { files: TlsFiles { ca: ca?, cert: cert?, key: key? }, server_name })
-}
-
-fn listeners(raw: &Raw, keys: &[KeySpec], mode: Mode, problems: &mut Problems) -> Vec<ListenerSpec> {
-    let known = |path: &str, value: &Value, problems: &mut Problems| {
-        let id = problems.within("", |problems| match plain(value).parse() {
-            Ok(id) => Some(KeyNumber(id)),
-            Err(_) => {
-                problems.add(path, &format!("{value} is no key number"));
-                None
-            }
-        })?;
-        if !keys.iter().any(|key| key.id == id) {
-            problems.add(path, &format!("key {id} is not in keys"));
-        }
-        Some(id)
-    };
-    let mut listeners = Vec::new();
-    let legacy = raw.legacy_key.as_ref().and_then(|value| known("legacyKey", value, problems));
-    if let Some(text) = problems.require("listen", &raw.listen)
-        && let Some(endpoint) = endpoint("listen", text, problems)
-    {
-        listeners.push(ListenerSpec { endpoint, legacy });
-    }
-    for (index, adopt) in raw.adopt.iter().flatten().enumerate() {
-        let (Some(adopt), path) = (adopt, format!("adopt[{index}]")) else { continue };
-        let key = problems.require(&format!("{path}.key"), &adopt.key);
-        let legacy = key.and_then(|value| known(&format!("{path}.key"), value, problems));
-        let text = problems.require(&format!("{path}.listen"), &adopt.listen);
-        let Some(endpoint) = text.and_then(|text| endpoint(&format!("{path}.listen"), text, problems))
-        else {
-            continue;
-        };
-        if listeners.iter().any(|other| other.endpoint == endpoint) {
-            problems.add(&format!("{path}.listen"), &format!("{endpoint} is given twice"));
-        }
-        listeners.push(ListenerSpec { endpoint, legacy });
-    }
-    if mode == Mode::Forward && (raw.adopt.is_some() || raw.legacy_key.is_some()) {
-        problems.add("mode", "forward has one key for everything: drop legacyKey and adopt");
-    }
-    listeners
-}
-
-fn check_roles(keys: &[KeySpec], mode: Mode, problems: &mut Problems) {
-    let writers: Vec<String> =
-        keys.iter().filter(|key| key.role == Role::Write).map(|key| key.id.to_string()).collect();
-    match writers.len() {
-        1 => {}
-        0 => problems.add("keys", "no key has the role write: exactly one must"),
-        _ => problems.add("keys", &format!("keys {} have the role write: exactly one may", writers.join(", "))),
-    }
-    if mode == Mode::Forward && keys.len() > 1 {
-        problems.add("keys", "mode forward takes exactly one key");
-    }
-}
-
-fn admin_tls(raw: RawAdminTls, problems: &mut Problems) -> Option<AdminTls> {
-    problems.within("adminTls", |problems| {
-        let listen = problems
-            .require("listen", &raw.listen)
-            .and_then(|text| address("listen", text, problems));
-        for (name, value) in [("ca", &raw.ca), ("cert", &raw.cert), ("key", &raw.key)] {
-            problems.require(name, value);
-        }
-        let allow = raw.allow.unwrap_or_default();
-        if allow.is_empty() {
-            problems.add("allow", "is empty: name the callers by a name in their certificate");
-        }
-        let files = TlsFiles { ca: raw.ca?, cert: raw.cert?, key: raw.key? };
-        Some(AdminTls { listen: listen?, files, allow })
-    })
-}
-
-fn cache(raw: &RawCache, problems: &mut Problems) -> Option<CacheOptions> {
-    problems.within("cache", |problems| {
-        let entries = raw.entries.unwrap_or(1000);
-        if !(1..=100_000).contains(&entries) {
-            problems.add("entries", "is not between 1 and 100000");
-        }
-        let ttl = problems.require("ttl", &raw.ttl)?;
-        match parse_duration(ttl) {
-            Ok(ttl) => Some(CacheOptions { entries, ttl }),
-            Err(text) => {
-                problems.add("ttl", &text);
-                None
-            }
-        }
-    })
-}
-
 impl std::str::FromStr for Address {
     type Err = String;
 
@@ -455,7 +177,9 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(endpoint) => endpoint.fmt(f),
-            Self::Https { host, port } if host.contains(':') => write!(f, "https://[{host}]:{port}"),
+            Self::Https { host, port } if host.contains(':') => {
+                write!(f, "https://[{host}]:{port}")
+            }
             Self::Https { host, port } => write!(f, "https://{host}:{port}"),
         }
     }

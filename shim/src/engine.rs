@@ -61,7 +61,12 @@ struct Built {
 
 impl Engine {
     /// An engine that serves nothing yet. Fails only on what no waiting mends.
-    pub(crate) fn new(config: ShimConfig, source: String, watcher: Arc<Watcher>, stored: Option<&LastGood>) -> Result<Self, Error> {
+    pub(crate) fn new(
+        config: ShimConfig,
+        source: String,
+        watcher: Arc<Watcher>,
+        stored: Option<&LastGood>,
+    ) -> Result<Self, Error> {
         let metrics: Arc<Metrics> = Arc::default();
         let writer = Arc::new(AtomicU64::new(0));
         let mut identities = BTreeMap::new();
@@ -89,7 +94,8 @@ impl Engine {
         let none = BTreeMap::new();
         let (current, first) = (self.shared.table(), self.writer.load(Ordering::SeqCst) == 0);
         let current = if first { &none } else { &current.keys };
-        let built = build(&config, current, &mut self.identities, &self.shared.metrics, &self.watcher)?;
+        let built =
+            build(&config, current, &mut self.identities, &self.shared.metrics, &self.watcher)?;
         if proof == Proof::Required {
             prove(&built, config.probe.timeout).await?;
         }
@@ -202,7 +208,8 @@ impl Engine {
                 running.legacy.store(legacy, Ordering::SeqCst);
             }
         }
-        let wanted: BTreeSet<&Endpoint> = config.listeners.iter().map(|spec| &spec.endpoint).collect();
+        let wanted: BTreeSet<&Endpoint> =
+            config.listeners.iter().map(|spec| &spec.endpoint).collect();
         self.listeners.retain(|endpoint, running| {
             let keep = wanted.contains(endpoint);
             if !keep {
@@ -312,13 +319,19 @@ async fn prove(built: &Built, limit: Duration) -> Result<(), Error> {
             }
         };
         let result = tokio::time::timeout_at(call.deadline, proven).await;
-        let result = result.unwrap_or_else(|_| Err(Error::new(Kind::Timeout, "it did not answer in time")));
+        let result =
+            result.unwrap_or_else(|_| Err(Error::new(Kind::Timeout, "it did not answer in time")));
         match result {
             Ok(()) => {
                 key.health.proven();
             }
             Err(error) => {
-                let text = format!("key {} ({}) cannot be taken in: {}", key.id, role.label(), error.report());
+                let text = format!(
+                    "key {} ({}) cannot be taken in: {}",
+                    key.id,
+                    role.label(),
+                    error.report()
+                );
                 return Err(Error::new(error.kind(), text));
             }
         }

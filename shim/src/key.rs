@@ -43,7 +43,13 @@ pub(crate) struct Announced {
 }
 
 impl Key {
-    pub(crate) fn new(id: KeyNumber, spec: UpstreamSpec, upstream: Upstream, mode: Mode, options: ProbeOptions) -> Arc<Self> {
+    pub(crate) fn new(
+        id: KeyNumber,
+        spec: UpstreamSpec,
+        upstream: Upstream,
+        mode: Mode,
+        options: ProbeOptions,
+    ) -> Arc<Self> {
         Arc::new(Self {
             id,
             spec,
@@ -71,7 +77,9 @@ impl Key {
     /// Whether a stored fingerprint is this key's; one that says nothing matches every key.
     pub(crate) fn matches(&self, fingerprint: &str) -> bool {
         let unknown = crate::config::NO_FINGERPRINT;
-        fingerprint == self.spec.fingerprint || fingerprint == unknown || self.spec.fingerprint == unknown
+        fingerprint == self.spec.fingerprint
+            || fingerprint == unknown
+            || self.spec.fingerprint == unknown
     }
 
     /// Proves that this is the key that was configured: it can read its canary.
@@ -99,7 +107,9 @@ impl Key {
         }
         if lock(&self.past).contains(&key_id) {
             let text = format!("key {} has gone back to an older key_id", self.id);
-            return Err(Error::new(Kind::Unavailable, text).with_hint("check the provider's replicas"));
+            return Err(
+                Error::new(Kind::Unavailable, text).with_hint("check the provider's replicas")
+            );
         }
         self.check_canary(call).await?;
         self.check_sample(call).await?;
@@ -119,7 +129,11 @@ impl Key {
     }
 
     /// Wraps under the announced key_id, and answers only what can be unwrapped again.
-    pub(crate) async fn encrypt(&self, plaintext: &Bytes, call: &Call<'_>) -> Result<Sealed, Error> {
+    pub(crate) async fn encrypt(
+        &self,
+        plaintext: &Bytes,
+        call: &Call<'_>,
+    ) -> Result<Sealed, Error> {
         let announced = self.announced().ok_or_else(|| self.not_proven())?;
         let result = self.wrap(&announced.inner, plaintext, call).await;
         let mut sealed = result.inspect_err(|_| self.suspicion.notify_one())?;
@@ -128,7 +142,11 @@ impl Key {
     }
 
     /// Keeps health up to date until dropped. `writes` says whether the key has the write role now.
-    pub(crate) fn watch(self: &Arc<Self>, options: ProbeOptions, writes: impl Fn(KeyNumber) -> bool + Send + 'static) {
+    pub(crate) fn watch(
+        self: &Arc<Self>,
+        options: ProbeOptions,
+        writes: impl Fn(KeyNumber) -> bool + Send + 'static,
+    ) {
         let (key, suspicion) = (Arc::downgrade(self), self.suspicion.clone());
         let task = tokio::spawn(async move {
             let mut backoff = FIRST_BACKOFF;
@@ -182,8 +200,12 @@ impl Key {
     async fn check_sample(&self, call: &Call<'_>) -> Result<(), Error> {
         let Some((sealed, plaintext)) = lock(&self.sample).clone() else { return Ok(()) };
         let another = || {
-            let text = format!("key {} cannot read what it wrapped before: it is another key now", self.id);
-            Error::new(Kind::KeyState, text).with_hint("bring the old KEK back, or give the other one a new id")
+            let text = format!(
+                "key {} cannot read what it wrapped before: it is another key now",
+                self.id
+            );
+            Error::new(Kind::KeyState, text)
+                .with_hint("bring the old KEK back, or give the other one a new id")
         };
         match self.upstream.decrypt(&sealed, call).await {
             Ok(back) if secret(&back) == plaintext => Ok(()),
@@ -200,17 +222,25 @@ impl Key {
     }
 
     /// Wraps under `key_id` and unwraps again; the answer carries the provider's own key_id.
-    async fn wrap(&self, key_id: &KeyId, plaintext: &Bytes, call: &Call<'_>) -> Result<Sealed, Error> {
+    async fn wrap(
+        &self,
+        key_id: &KeyId,
+        plaintext: &Bytes,
+        call: &Call<'_>,
+    ) -> Result<Sealed, Error> {
         let sealed = self.upstream.encrypt(plaintext, call).await?;
         if sealed.key_id != *key_id {
-            let text = format!("key {} wrapped with another key_id than the announced one", self.id);
+            let text =
+                format!("key {} wrapped with another key_id than the announced one", self.id);
             return Err(Error::new(Kind::Unavailable, text)
                 .with_hint("a rotation is being taken over; the caller will ask again"));
         }
         let back = self.upstream.decrypt(&sealed, call).await?;
         if secret(&back) != secret(plaintext) {
             let text = format!("key {} unwrapped something else than what it had wrapped", self.id);
-            return Err(Error::new(Kind::Bug, text).with_hint("nothing was stored; look at the provider"));
+            return Err(
+                Error::new(Kind::Bug, text).with_hint("nothing was stored; look at the provider")
+            );
         }
         Ok(sealed)
     }
@@ -219,10 +249,12 @@ impl Key {
         let outer = match self.mode {
             Mode::Forward => inner.clone(),
             Mode::Route => {
-                KeyId::new(&format!("sidekey/{}-{}/{inner}", self.id, self.spec.fingerprint)).map_err(|error| {
-                    let text = format!("the key_id of key {} is too long to be routed", self.id);
-                    Error::new(Kind::Config, text).with_source(error)
-                })?
+                KeyId::new(&format!("sidekey/{}-{}/{inner}", self.id, self.spec.fingerprint))
+                    .map_err(|error| {
+                        let text =
+                            format!("the key_id of key {} is too long to be routed", self.id);
+                        Error::new(Kind::Config, text).with_source(error)
+                    })?
             }
         };
         lock(&self.past).insert(inner.clone());
@@ -233,7 +265,11 @@ impl Key {
     }
 
     fn not_proven(&self) -> Error {
-        let why = self.health.verdict().err().map_or_else(String::new, |trouble| format!(": {}", trouble.text));
+        let why = self
+            .health
+            .verdict()
+            .err()
+            .map_or_else(String::new, |trouble| format!(": {}", trouble.text));
         Error::new(Kind::Unavailable, format!("write key {} has not been proven yet{why}", self.id))
     }
 }

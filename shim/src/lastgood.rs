@@ -49,8 +49,11 @@ impl LastGood {
     pub(crate) fn store(&self, path: &Path) -> std::io::Result<()> {
         let temporary = path.with_extension("tmp");
         let _ = std::fs::remove_file(&temporary);
-        let mut file =
-            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let mut file = std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&temporary)?;
         let written = serde_json::to_vec_pretty(self)
             .map_err(std::io::Error::other)
             .and_then(|bytes| file.write_all(&bytes))
@@ -77,7 +80,8 @@ mod tests {
     #[test]
     fn what_was_stored_is_loaded_and_what_was_damaged_is_not() {
         let directory = tempfile::tempdir().unwrap();
-        let listen: Endpoint = directory.path().join("kms.sock").display().to_string().parse().unwrap();
+        let listen: Endpoint =
+            directory.path().join("kms.sock").display().to_string().parse().unwrap();
         let path = LastGood::path(&listen).unwrap();
         assert_eq!(LastGood::load(&path), None);
         let good = LastGood::new(json!({"keys": [1, 2]}), BTreeSet::from([1]));

@@ -68,12 +68,9 @@ impl Link {
         *self.open.lock().await = None;
     }
 
-    async fn connect(
-        &self,
-    ) -> Result<(KeyManagementServiceClient<Connection>, Connection), Error> {
-        let failed = |what: &str| {
-            Error::new(Kind::Unavailable, format!("cannot {what} {}", self.address))
-        };
+    async fn connect(&self) -> Result<(KeyManagementServiceClient<Connection>, Connection), Error> {
+        let failed =
+            |what: &str| Error::new(Kind::Unavailable, format!("cannot {what} {}", self.address));
         match &self.address {
             Address::Unix(endpoint) => {
                 let stream = endpoint.connect().await;

@@ -177,7 +177,11 @@ impl Metrics {
             "Hash of a proven key_id, in the form of kube-apiserver's own metrics",
             self.key_ids.clone(),
         );
-        registry.register("kms_shim_reloads", "Attempts to take over a changed configuration", self.reloads.clone());
+        registry.register(
+            "kms_shim_reloads",
+            "Attempts to take over a changed configuration",
+            self.reloads.clone(),
+        );
         registry.register("kms_shim_revision_info", "The revision in use", self.revision.clone());
         registry.register(
             "kms_shim_shared_decrypts",

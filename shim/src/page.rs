@@ -30,7 +30,10 @@ pub(crate) fn render(status: &ShimStatus) -> String {
         escape(&status.write_key)
     ));
     if let Some(reason) = &status.reason {
-        page.push_str(&format!("<div class=\"note\">kube-apiserver is told: {}</div>", escape(reason)));
+        page.push_str(&format!(
+            "<div class=\"note\">kube-apiserver is told: {}</div>",
+            escape(reason)
+        ));
     }
     if let Some(refused) = &status.config.refused {
         page.push_str(&format!(
@@ -53,7 +56,11 @@ pub(crate) fn render(status: &ShimStatus) -> String {
 
 fn row(key: &KeyStatus) -> String {
     let error = match &key.last_error {
-        Some(error) => format!("{}<br><span class=\"muted\">{}</span>", escape(&error.error), escape(&error.at)),
+        Some(error) => format!(
+            "{}<br><span class=\"muted\">{}</span>",
+            escape(&error.error),
+            escape(&error.at)
+        ),
         None => "none".into(),
     };
     format!(

@@ -11,8 +11,8 @@ use sidekey_core::config::{self as core_config, LogFormat, Problems};
 use sidekey_core::process::{Signals, arguments, no_core_dumps, serve_admin_over, start_admin};
 use sidekey_core::telemetry::{self, LevelHandle};
 use sidekey_core::{
-    ConfigFile, EXIT_USAGE, Endpoint, Error, Kind, Output, Watcher, ask, mistakes, print, read_file,
-    usage,
+    ConfigFile, EXIT_USAGE, Endpoint, Error, Kind, Output, Watcher, ask, mistakes, print,
+    read_file, usage,
 };
 use tokio::net::TcpListener;
 
@@ -72,7 +72,9 @@ struct Flags {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Check a configuration and list every mistake in it
-    #[command(after_help = "Example:\n  sidekey-shim check --config shim.yaml -o json\n\nExit codes: 0 sound, 64 mistakes.")]
+    #[command(
+        after_help = "Example:\n  sidekey-shim check --config shim.yaml -o json\n\nExit codes: 0 sound, 64 mistakes."
+    )]
     Check {
         /// What to check
         #[arg(long, value_name = "PATH")]
@@ -85,7 +87,9 @@ enum Command {
         output: Output,
     },
     /// Ask a running shim, for exec probes in images without a shell
-    #[command(after_help = "Examples:\n  sidekey-shim probe --socket unix:///var/run/kmsplugin/kms.sock            # listens (startup probe)\n  sidekey-shim probe --socket unix:///var/run/kmsplugin/kms.sock --healthy  # Status is ok\n\nExit codes: 0 yes, 1 no.")]
+    #[command(
+        after_help = "Examples:\n  sidekey-shim probe --socket unix:///var/run/kmsplugin/kms.sock            # listens (startup probe)\n  sidekey-shim probe --socket unix:///var/run/kmsplugin/kms.sock --healthy  # Status is ok\n\nExit codes: 0 yes, 1 no."
+    )]
     Probe {
         /// Socket of the shim
         #[arg(long, value_name = "SOCKET")]
@@ -115,19 +119,27 @@ pub fn run() -> ExitCode {
             let flags = Flags { config: Some(config), listen, ..Flags::none() };
             check(&flags, output)
         }
-        Ok(CommandTree { command: Some(Command::Probe { socket, healthy, timeout, output }), .. }) => {
-            match core_config::parse_duration(&timeout) {
-                Ok(limit) => print(ask(&socket, healthy, limit), output),
-                Err(text) => usage(&format!("--timeout: {text}")),
-            }
-        }
+        Ok(CommandTree {
+            command: Some(Command::Probe { socket, healthy, timeout, output }),
+            ..
+        }) => match core_config::parse_duration(&timeout) {
+            Ok(limit) => print(ask(&socket, healthy, limit), output),
+            Err(text) => usage(&format!("--timeout: {text}")),
+        },
         Ok(CommandTree { flags, command: None }) => serve(flags),
     }
 }
 
 impl Flags {
     fn none() -> Self {
-        Self { config: None, forward: None, listen: None, admin: None, log_format: None, log_level: None }
+        Self {
+            config: None,
+            forward: None,
+            listen: None,
+            admin: None,
+            log_format: None,
+            log_level: None,
+        }
     }
 
     /// Lays the flags over a document, whatever layout it came in; flags win.
@@ -140,7 +152,12 @@ impl Flags {
             LogFormat::Text => "text".to_owned(),
             LogFormat::Json => "json".to_owned(),
         });
-        for (path, value) in [("/listen", &self.listen), ("/admin", &self.admin), ("/log/format", &format), ("/log/level", &self.log_level)] {
+        for (path, value) in [
+            ("/listen", &self.listen),
+            ("/admin", &self.admin),
+            ("/log/format", &format),
+            ("/log/level", &self.log_level),
+        ] {
             let Some(value) = value else { continue };
             let mut node = &mut document;
             for part in path.split('/').skip(1) {
@@ -168,14 +185,17 @@ impl Flags {
             (None, Some(endpoint)) => {
                 json!({"mode": "forward", "keys": [{"id": "1", "role": "write", "endpoints": [endpoint]}]})
             }
-            (None, None) => return Err(Problems::one("", "give --config or --forward; see --help")),
+            (None, None) => {
+                return Err(Problems::one("", "give --config or --forward; see --help"));
+            }
         };
         config::parse(&self.finish(document)?)
     }
 }
 
 fn check(flags: &Flags, output: Output) -> ExitCode {
-    let source = flags.config.as_deref().unwrap_or(Path::new("")).display().to_string();
+    let source =
+        flags.config.as_deref().map_or_else(String::new, |path| path.display().to_string());
     let result = flags.file().and_then(|file| flags.load(file.as_deref()));
     let problems = result.err().unwrap_or_default();
     if output == Output::Json {
@@ -256,7 +276,8 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
     let Start { config, fallback, stored, refused, source, flags, file } = start;
     tracing::info!(version = sidekey_core::VERSION, config = %config.document, "starting");
     let watcher = Arc::new(Watcher::new(config.file_poll));
-    let (admin, admin_tls, sockets) = (config.admin.clone(), config.admin_tls.clone(), config.socket.clone());
+    let (admin, admin_tls, sockets) =
+        (config.admin.clone(), config.admin_tls.clone(), config.socket.clone());
     let mut engine = Engine::new(config.clone(), source, watcher.clone(), stored.as_ref())?;
     let _admin = start_admin(&admin, &sockets, engine.shared.clone(), level.clone()).await?;
     let refused = first(&mut engine, config, fallback, refused).await?;
@@ -266,7 +287,10 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
     let mut file = file.map(|path| ConfigFile::watch(&watcher, &path));
     if let (Some(error), Some(file)) = (&refused, &mut file) {
         engine.refuse(error);
-        tracing::warn!(error, "configuration refused at the start, the last good one on disk is in use");
+        tracing::warn!(
+            error,
+            "configuration refused at the start, the last good one on disk is in use"
+        );
         file.retry_current();
     }
     loop {
@@ -302,7 +326,8 @@ async fn first(
         engine.apply(config, Proof::Cold).await?;
         return Ok(refused);
     }
-    let proof = tokio::time::timeout(START_PROOF, engine.apply(config.clone(), Proof::Required)).await;
+    let proof =
+        tokio::time::timeout(START_PROOF, engine.apply(config.clone(), Proof::Required)).await;
     let error = match proof {
         Ok(Ok(())) => return Ok(None),
         Ok(Err(error)) => error.report(),
@@ -352,10 +377,15 @@ async fn load(document: Value, flags: &Flags, engine: &mut Engine) -> Result<(),
 }
 
 /// The admin endpoints for callers on the network, who must show a certificate.
-async fn serve_admin_tls(tls: &AdminTls, engine: &mut Engine, level: LevelHandle) -> Result<(), Error> {
+async fn serve_admin_tls(
+    tls: &AdminTls,
+    engine: &mut Engine,
+    level: LevelHandle,
+) -> Result<(), Error> {
     let identity = engine.identity(&tls.files)?;
     let listener = TcpListener::bind(tls.listen).await.map_err(|error| {
-        Error::new(Kind::Config, format!("cannot listen on adminTls address {}", tls.listen)).with_source(error)
+        Error::new(Kind::Config, format!("cannot listen on adminTls address {}", tls.listen))
+            .with_source(error)
     })?;
     let address = listener.local_addr().unwrap_or(tls.listen);
     tracing::info!(%address, "admin listening with mutual TLS");
@@ -366,14 +396,17 @@ async fn serve_admin_tls(tls: &AdminTls, engine: &mut Engine, level: LevelHandle
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let (identity, allow, shared, level) = (identity.clone(), allow.clone(), shared.clone(), level.clone());
+            let (identity, allow, shared, level) =
+                (identity.clone(), allow.clone(), shared.clone(), level.clone());
             tokio::spawn(async move {
                 match identity.accept(stream, Protocol::Http1).await {
                     Ok((stream, caller)) if caller.sans.iter().any(|san| allow.contains(san)) => {
                         serve_admin_over(stream, shared, level).await;
                     }
                     Ok(_) => tracing::warn!(%peer, "admin caller is not on the allow-list"),
-                    Err(error) => tracing::debug!(%peer, error = %error.error.report(), "admin handshake failed"),
+                    Err(error) => {
+                        tracing::debug!(%peer, error = %error.error.report(), "admin handshake failed")
+                    }
                 }
             });
         }

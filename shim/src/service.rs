@@ -77,7 +77,11 @@ impl KeyManagementService for ShimService {
 }
 
 impl ShimService {
-    async fn unwrap(&self, request: DecryptRequest, deadline: Instant) -> Result<Bytes, Arc<Error>> {
+    async fn unwrap(
+        &self,
+        request: DecryptRequest,
+        deadline: Instant,
+    ) -> Result<Bytes, Arc<Error>> {
         let DecryptRequest { ciphertext, uid, key_id, annotations } = request;
         let legacy = match self.legacy.load(Ordering::SeqCst) {
             0 => None,

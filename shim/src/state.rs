@@ -179,7 +179,11 @@ impl KeyStatus {
             endpoints: key.spec.endpoints.iter().map(ToString::to_string).collect(),
             canary: key.spec.canary.is_some(),
             healthy,
-            reason: if healthy { None } else { snapshot.last_error.as_ref().map(|t| t.text.clone()) },
+            reason: if healthy {
+                None
+            } else {
+                snapshot.last_error.as_ref().map(|t| t.text.clone())
+            },
             since: time(snapshot.since),
             key_id_hash: key.announced().map(|announced| announced.outer.hash()),
             last_success: snapshot.last_success.map(time),

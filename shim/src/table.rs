@@ -55,7 +55,8 @@ impl Table {
     fn unknown(&self, key_id: &KeyId, why: &str) -> Error {
         let loaded: Vec<String> = self.keys.keys().map(ToString::to_string).collect();
         let text = format!("key_id {} {why}; loaded keys: {}", key_id.hash(), loaded.join(", "));
-        Error::new(Kind::KeyState, text).with_hint("bring the key back as a read key; nothing is lost")
+        Error::new(Kind::KeyState, text)
+            .with_hint("bring the key back as a read key; nothing is lost")
     }
 }
 
@@ -78,7 +79,13 @@ mod tests {
             canary: None,
             tls: None,
         };
-        Key::new(KeyNumber(id), spec, Upstream::new(Vec::new(), Arc::default()), Mode::Route, options)
+        Key::new(
+            KeyNumber(id),
+            spec,
+            Upstream::new(Vec::new(), Arc::default()),
+            Mode::Route,
+            options,
+        )
     }
 
     /// Key 2 writes, key 1 reads, key 3 has no fingerprint.

@@ -46,7 +46,11 @@ impl Upstream {
 
     /// Asks each way in turn for its Status, until one is healthy and, if a key_id is `wanted`,
     /// reports that one: calls will prefer it.
-    pub(crate) async fn status(&self, wanted: Option<&KeyId>, call: &Call<'_>) -> Result<KeyId, Error> {
+    pub(crate) async fn status(
+        &self,
+        wanted: Option<&KeyId>,
+        call: &Call<'_>,
+    ) -> Result<KeyId, Error> {
         let mut failure: Option<Error> = None;
         let mut other: Option<(usize, KeyId)> = None;
         for offset in 0..self.links.len() {
@@ -76,7 +80,11 @@ impl Upstream {
 
     /// Wraps. Only the way that reported the announced key_id is asked: another replica of the
     /// provider may be at another version.
-    pub(crate) async fn encrypt(&self, plaintext: &Bytes, call: &Call<'_>) -> Result<Sealed, Error> {
+    pub(crate) async fn encrypt(
+        &self,
+        plaintext: &Bytes,
+        call: &Call<'_>,
+    ) -> Result<Sealed, Error> {
         let index = self.preferred.load(Ordering::Relaxed);
         let request = || EncryptRequest { plaintext: plaintext.clone(), uid: call.uid.to_owned() };
         let answer = self
@@ -144,7 +152,8 @@ impl Upstream {
         F: Future<Output = Result<tonic::Response<T>, Status>>,
     {
         let down = self.down.load(Ordering::Relaxed);
-        let deadline = if down { call.deadline.min(Instant::now() + DOWN_PATIENCE) } else { call.deadline };
+        let deadline =
+            if down { call.deadline.min(Instant::now() + DOWN_PATIENCE) } else { call.deadline };
         let mut pause = FIRST_PAUSE;
         loop {
             let mut last = None;
@@ -201,7 +210,10 @@ impl Upstream {
 fn healthy(link: &Link, answer: StatusResponse) -> Result<KeyId, Error> {
     if answer.healthz != "ok" {
         let shown: String = answer.healthz.chars().take(200).collect();
-        return Err(Error::new(Kind::Unavailable, format!("{}: healthz is {shown:?}", link.address())));
+        return Err(Error::new(
+            Kind::Unavailable,
+            format!("{}: healthz is {shown:?}", link.address()),
+        ));
     }
     if !matches!(answer.version.as_str(), "v2" | "v2beta1") {
         let text = format!("{} speaks version {:?}, not v2", link.address(), answer.version);

@@ -78,11 +78,15 @@ pub fn redacted(value: &Value) -> Value {
     }
 }
 
-/// Paths as `keys[0].kek.arn`; the crates below write `?` for optional layers and `.` alone for
-/// the root.
+/// Paths as `keys[0].kek.arn`; the crates below write `?` for optional layers, `.` alone for the
+/// root, and one of them `.0` for an index.
 fn clean(path: &str) -> String {
     let mut text = String::with_capacity(path.len());
     for part in path.split('.').filter(|part| !part.is_empty() && *part != "?") {
+        if part.bytes().all(|b| b.is_ascii_digit()) {
+            text.push_str(&format!("[{part}]"));
+            continue;
+        }
         if !part.starts_with('[') && !text.is_empty() {
             text.push('.');
         }

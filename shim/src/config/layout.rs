@@ -33,7 +33,8 @@ pub fn from_encryption_configuration(document: Value) -> Result<Value, Problems>
     let mut agreed: Option<Vec<(String, String)>> = None;
     let resources = document.get("resources").and_then(Value::as_array);
     for (index, stanza) in resources.into_iter().flatten().enumerate() {
-        let keys = problems.within(&format!("resources[{index}]"), |problems| stanza_keys(stanza, problems));
+        let keys = problems
+            .within(&format!("resources[{index}]"), |problems| stanza_keys(stanza, problems));
         match &agreed {
             Some(first) if *first != keys => {
                 problems.add(&format!("resources[{index}]"), "has other keys, or another order of them, than resources[0]: one shim serves one order");
@@ -81,7 +82,8 @@ fn stanza_keys(stanza: &Value, problems: &mut Problems) -> Vec<(String, String)>
 /// From `kms-<keyID>.sock`, else from `<keyID>_<resource>` or `kms-<keyID>_<resource>`.
 fn key_number(name: &str, endpoint: &str) -> Option<String> {
     let number = |text: &str| {
-        let sound = !text.is_empty() && !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
+        let sound =
+            !text.is_empty() && !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
         sound.then(|| text.to_owned())
     };
     let file = endpoint.rsplit('/').next().unwrap_or_default();

@@ -79,7 +79,9 @@ keys:
 #[test]
 fn a_fingerprint_follows_the_kek_and_not_the_order_of_its_fields() {
     let fingerprint = |kek: &str| {
-        let text = format!("listen: /a.sock\nkeys: [{{id: 1, role: write, endpoints: [/b.sock], kek: {kek}}}]");
+        let text = format!(
+            "listen: /a.sock\nkeys: [{{id: 1, role: write, endpoints: [/b.sock], kek: {kek}}}]"
+        );
         parse(&document(&text).unwrap()).unwrap().keys[0].upstream.fingerprint.clone()
     };
     assert_eq!(fingerprint("{a: 1, b: 2}"), fingerprint("{b: 2, a: 1}"));
@@ -108,7 +110,11 @@ resources:
     let config = parse(&made).unwrap();
     assert_eq!(config.writer().unwrap().id, KeyNumber(2));
     assert_eq!(config.keys.len(), 2);
-    let disagreeing = text.replacen("2_configmaps", "1_configmaps", 1).replacen("kms-2.sock\"}", "kms-1.sock\"}", 1);
+    let disagreeing = text.replacen("2_configmaps", "1_configmaps", 1).replacen(
+        "kms-2.sock\"}",
+        "kms-1.sock\"}",
+        1,
+    );
     let refused = from_encryption_configuration(document(&disagreeing).unwrap()).unwrap_err();
     assert!(refused.to_string().contains("resources[1]"), "{refused}");
 }

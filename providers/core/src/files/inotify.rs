@@ -2,6 +2,11 @@
 //!
 //! Whoever waits reads the events for everybody: with nobody waiting nothing
 //! needs to be read, since each wait begins with a look at the files.
+//!
+//! The kernel's interface is used through rustix and not through the `notify`
+//! crate, because that one starts a thread in every process: a stack, an arena
+//! and wake-ups in a sidecar that idles below 4 MiB and is multiplied by
+//! thousands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};

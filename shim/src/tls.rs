@@ -1,1 +1,333 @@
-//! TLS.
+//! Mutual TLS between the shim, the socket proxy and whoever reads the admin endpoints.
+//!
+//! TLS 1.3 and nothing older, on aws-lc-rs, with the post-quantum hybrid X25519MLKEM768 as the
+//! first choice of key exchange. Both sides show a certificate, always. There is no resumption:
+//! connections live long, and a ticket would outlive the trust under which it was given.
+//!
+//! It refuses to verify less than everything: there is no switch for that. The one invariant: **a
+//! change of files that cannot be used never takes the place of an identity that can**.
+
+mod files;
+mod leaf;
+mod refusal;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use sidekey_core::{Digest, Error, Files, Kind, Subscription, Watcher};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+use files::Loaded;
+use leaf::Leaf;
+pub use leaf::name;
+pub use refusal::{Reason, Refusal};
+
+/// A handshake takes a few round trips; whoever needs longer is not there or means harm.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// After a failed handshake the peer gets this long, and so many bytes, to read why.
+const LINGER: (Duration, u64) = (Duration::from_millis(500), 64 * 1024);
+/// A peer that is gone without a word is found out: first probe, between probes, how many.
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
+/// Sent and not acknowledged for this long, in milliseconds, means that the way is cut.
+const UNACKNOWLEDGED: u32 = 15_000;
+
+/// Where certificates are, as PEM.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TlsFiles {
+    /// Who signs the peers' certificates; several may stand in one file.
+    pub ca: PathBuf,
+    /// Our certificate, with those between it and the CA.
+    pub cert: PathBuf,
+    /// The key of our certificate.
+    pub key: PathBuf,
+}
+
+/// What is spoken inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// KMS v2.
+    Http2,
+    /// The admin endpoints.
+    Http1,
+}
+
+/// Who called, as the certificate says.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// DNS names in lower case, URIs (SPIFFE) and IP addresses, in the form that [`name`] gives:
+    /// the three cannot be taken for each other.
+    pub sans: Vec<String>,
+    /// When its certificate expires.
+    pub expires: SystemTime,
+    chain: Vec<CertificateDer<'static>>,
+}
+
+/// Our certificate and whom we trust, swapped as a whole when the files change.
+pub struct Identity {
+    files: Mutex<TlsFiles>,
+    /// Tells the follower that other files are to be watched.
+    moved: Notify,
+    loaded: ArcSwap<Loaded>,
+    generation: watch::Sender<u64>,
+    succeeded: AtomicU64,
+    failed: AtomicU64,
+    error: Mutex<Option<String>>,
+}
+
+impl Identity {
+    /// Reads and checks the files. An expired certificate is taken with a warning: it may be all
+    /// there is, and whoever replaces it should find a running process.
+    pub fn load(files: TlsFiles) -> Result<Arc<Self>, Error> {
+        let loaded = Loaded::read(&files)?;
+        if loaded.leaf.expires <= SystemTime::now() {
+            tracing::warn!(certificate = %files.cert.display(), expired = %loaded.expiry_text(),
+                "our certificate has expired: peers will refuse it until it is replaced");
+        }
+        Ok(Arc::new(Self {
+            files: Mutex::new(files),
+            moved: Notify::new(),
+            loaded: ArcSwap::from_pointee(loaded),
+            generation: watch::Sender::new(0),
+            succeeded: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            error: Mutex::new(None),
+        }))
+    }
+
+    /// Takes the files over whenever they change, for as long as it is polled. What changed since
+    /// [`load`](Self::load) is noticed too.
+    pub fn follow(self: &Arc<Self>, watcher: &Watcher) -> impl Future<Output = ()> + Send + use<> {
+        let (this, mut subscription) = (self.clone(), watcher.subscribe(BTreeSet::new()));
+        async move {
+            loop {
+                this.aim(&mut subscription);
+                let files = tokio::select! {
+                    files = subscription.changed() => files,
+                    () = this.moved.notified() => continue,
+                };
+                let paths = held(&this.files).clone();
+                if paths.set() == *subscription.paths() {
+                    this.take_over(&paths, files);
+                }
+            }
+        }
+    }
+
+    /// Uses other files from now on, if they can be used.
+    pub fn move_to(&self, files: TlsFiles) -> Result<(), Error> {
+        let mut current = held(&self.files);
+        if *current == files {
+            return Ok(());
+        }
+        let loaded = Loaded::read(&files)?;
+        *current = files;
+        drop(current);
+        self.swap(loaded);
+        self.moved.notify_one();
+        Ok(())
+    }
+
+    /// When our certificate expires.
+    pub fn expiry(&self) -> SystemTime {
+        self.loaded.load().leaf.expires
+    }
+
+    /// The names in our certificate.
+    pub fn names(&self) -> Vec<String> {
+        self.loaded.load().leaf.names.clone()
+    }
+
+    /// How often changed files were taken over, and how often they were refused.
+    pub fn reloads(&self) -> (u64, u64) {
+        (self.succeeded.load(Ordering::Relaxed), self.failed.load(Ordering::Relaxed))
+    }
+
+    /// Why the files as they are now are not in use.
+    pub fn last_error(&self) -> Option<String> {
+        held(&self.error).clone()
+    }
+
+    /// Opens TLS with a server that must have `server_name`, a DNS name or an IP address, in its
+    /// certificate. A server that does not like *our* certificate says so only in its first
+    /// answer: that is how TLS 1.3 is.
+    pub async fn connect(
+        &self,
+        tcp: TcpStream,
+        server_name: &str,
+    ) -> Result<client::TlsStream<TcpStream>, Error> {
+        let name = ServerName::try_from(server_name.to_owned()).map_err(|_| {
+            Error::new(Kind::Config, format!("{server_name:?} is no DNS name and no IP address"))
+        })?;
+        tune(&tcp);
+        let connector = TlsConnector::from(self.loaded.load().client.clone());
+        match timeout(HANDSHAKE_TIMEOUT, connector.connect(name, tcp)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(Refusal::by_us(error, &format!("TLS with {server_name}")).error),
+            Err(_) => Err(Error::new(Kind::Unavailable, format!("no TLS from {server_name}"))
+                .with_hint("see whether a Sidekey proxy listens there")),
+        }
+    }
+
+    /// Opens TLS with a client, which must show a certificate that our CA signed.
+    pub async fn accept(
+        &self,
+        tcp: TcpStream,
+        protocol: Protocol,
+    ) -> Result<(server::TlsStream<TcpStream>, Peer), Refusal> {
+        tune(&tcp);
+        let loaded = self.loaded.load_full();
+        let config = match protocol {
+            Protocol::Http2 => loaded.http2.clone(),
+            Protocol::Http1 => loaded.http1.clone(),
+        };
+        let accepting = TlsAcceptor::from(config).accept(tcp).into_fallible();
+        let stream = match timeout(HANDSHAKE_TIMEOUT, accepting).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err((error, tcp))) => {
+                linger(tcp).await;
+                return Err(Refusal::by_us(error, "TLS with a client"));
+            }
+            Err(_) => return Err(Refusal::timeout(HANDSHAKE_TIMEOUT)),
+        };
+        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default().to_vec();
+        let peer = Peer::of(chain).ok_or_else(Refusal::unreadable)?;
+        Ok((stream, peer))
+    }
+
+    /// Whether the peer's certificate would be accepted now: not expired, its CA not removed.
+    pub fn trusts(&self, peer: &Peer) -> bool {
+        let Some((leaf, between)) = peer.chain.split_first() else { return false };
+        let loaded = self.loaded.load();
+        loaded.clients.verify_client_cert(leaf, between, UnixTime::now()).is_ok()
+    }
+
+    /// Ends when the peer's certificate would no longer be accepted.
+    pub async fn distrusted(&self, peer: &Peer) {
+        let mut generation = self.generation.subscribe();
+        while self.trusts(peer) {
+            let left = peer.expires.duration_since(SystemTime::now()).unwrap_or_default();
+            // A little more, so that the second in which it expires is over.
+            let expired = tokio::time::sleep(left.min(DAY) + Duration::from_secs(1));
+            tokio::select! {
+                () = expired => {}
+                changed = generation.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Watches the files in use; what was read counts as known.
+    fn aim(&self, subscription: &mut Subscription) {
+        let files = held(&self.files);
+        let paths = files.set();
+        if *subscription.paths() != paths {
+            subscription.replace(paths);
+            subscription.told(self.loaded.load().digest);
+        }
+    }
+
+    fn take_over(&self, paths: &TlsFiles, files: Result<Files, Error>) {
+        let loaded = files.and_then(|files| Loaded::parse(paths, &files));
+        match loaded.and_then(|loaded| self.no_worse(loaded)) {
+            Ok(loaded) => {
+                tracing::info!(certificate = %paths.cert.display(), expires = %loaded.expiry_text(),
+                    "new certificates are in use");
+                self.swap(loaded);
+                self.succeeded.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                let error = error.report();
+                tracing::warn!(error, "new certificates refused, the last good ones stay in use");
+                *held(&self.error) = Some(error);
+                self.failed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// An expired certificate does not replace one that is good.
+    fn no_worse(&self, new: Loaded) -> Result<Loaded, Error> {
+        let now = SystemTime::now();
+        if new.leaf.expires <= now && self.expiry() > now {
+            let text = format!("the new certificate has expired ({})", new.expiry_text());
+            return Err(Error::new(Kind::Config, text).with_hint("issue a new one"));
+        }
+        Ok(new)
+    }
+
+    fn swap(&self, loaded: Loaded) {
+        self.loaded.store(Arc::new(loaded));
+        *held(&self.error) = None;
+        self.generation.send_modify(|generation| *generation += 1);
+    }
+}
+
+/// Timers are not made for years.
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+impl TlsFiles {
+    fn all(&self) -> [&Path; 3] {
+        [&self.ca, &self.cert, &self.key]
+    }
+
+    fn set(&self) -> BTreeSet<PathBuf> {
+        self.all().map(Path::to_owned).into()
+    }
+}
+
+impl Peer {
+    fn of(chain: Vec<CertificateDer<'static>>) -> Option<Self> {
+        let leaf = Leaf::parse(chain.first()?).ok()?;
+        Some(Self { sans: leaf.names, expires: leaf.expires, chain })
+    }
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Identity").field("files", &*held(&self.files)).finish_non_exhaustive()
+    }
+}
+
+/// Every critical section leaves the value whole.
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Small answers at once, and no waiting for a peer that is gone. None of it is needed for
+/// correctness, so that failure is no reason to give up.
+fn tune(tcp: &TcpStream) {
+    use rustix::net::sockopt;
+    let fd = tcp.as_fd();
+    let (idle, between, count) = KEEPALIVE;
+    let result = tcp
+        .set_nodelay(true)
+        .and_then(|()| Ok(sockopt::set_socket_keepalive(fd, true)?))
+        .and_then(|()| Ok(sockopt::set_tcp_keepidle(fd, idle)?))
+        .and_then(|()| Ok(sockopt::set_tcp_keepintvl(fd, between)?))
+        .and_then(|()| Ok(sockopt::set_tcp_keepcnt(fd, count)?))
+        .and_then(|()| Ok(sockopt::set_tcp_user_timeout(fd, UNACKNOWLEDGED)?));
+    if let Err(error) = result {
+        tracing::debug!(%error, "cannot tune a connection");
+    }
+}
+
+/// Closing with unread bytes resets the connection, and the reset may overtake the alert that
+/// tells the peer what is wrong with its certificate.
+async fn linger(mut tcp: TcpStream) {
+    let (time, bytes) = LINGER;
+    let reading = async {
+        tcp.shutdown().await?;
+        tokio::io::copy(&mut tcp.take(bytes), &mut tokio::io::sink()).await
+    };
+    let _ = timeout(time, reading).await;
+}

@@ -1,1 +1,204 @@
-//! The socket proxy.
+//! The socket proxy: mutual TLS on one side, the unix socket of a KMS v2 plugin on the other.
+//!
+//! It lets the shim reach a plugin in another pod or on another node, where a unix socket cannot
+//! be shared. The plugin needs no change and may be anybody's.
+//!
+//! It refuses plaintext off loopback, clients without a certificate, names that are not on its
+//! list, operations that the list does not allow, and messages beyond the limits of the protocol.
+//! It never decides anything about keys: what the plugin answers is passed on, gRPC code included.
+//!
+//! The one invariant: **no request reaches the plugin but from a client whose certificate is
+//! trusted and whose name may do just that, as the list says at this moment**.
+
+mod command;
+mod config;
+mod metrics;
+mod plugin;
+mod probe;
+mod server;
+mod service;
+mod status;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use sidekey_core::server::{Stopper, stopper};
+use sidekey_core::{Error, Kind, Source, Watcher};
+use tokio::net::TcpListener;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::Instant;
+
+use crate::tls::Identity;
+pub use command::run;
+pub use config::{Access, Clients, Config, Operation};
+use metrics::Metrics;
+use plugin::Plugin;
+use status::ConfigStatus;
+
+/// What every connection and the admin endpoints share.
+struct Shared {
+    started: SystemTime,
+    /// The address that was bound, with the port that was picked.
+    address: SocketAddr,
+    identity: Option<Arc<Identity>>,
+    clients: ArcSwap<Clients>,
+    plugin: ArcSwap<Plugin>,
+    drain: ArcSwap<Duration>,
+    metrics: Metrics,
+    config: Mutex<ConfigStatus>,
+    quiet: Quiet,
+}
+
+/// A running proxy.
+pub struct Proxy {
+    shared: Arc<Shared>,
+    config: Config,
+    stopper: Stopper,
+    server: JoinHandle<()>,
+    follower: Option<AbortHandle>,
+    /// Looks after the connection to the plugin in use.
+    keeper: AbortHandle,
+}
+
+/// Lets one line a second through: whoever reaches the port can make us log.
+#[derive(Default)]
+struct Quiet(Mutex<Option<Instant>>);
+
+impl Proxy {
+    /// Binds and serves. A plugin that is not there yet is waited for; certificates are not.
+    pub async fn start(config: Config, source: &str, watcher: &Watcher) -> Result<Self, Error> {
+        let (identity, clients) = match &config.access {
+            Access::Plaintext => (None, Clients::default()),
+            Access::Mutual { files, clients } => {
+                (Some(Identity::load(files.clone())?), clients.clone())
+            }
+        };
+        let listener = TcpListener::bind(config.listen).await.map_err(|error| {
+            Error::new(Kind::Config, format!("cannot listen on {}", config.listen))
+                .with_source(error)
+                .with_hint("choose another address; port 0 picks a free one")
+        })?;
+        let address = listener.local_addr().unwrap_or(config.listen);
+        tracing::info!(%address, plugin = %config.plugin, "proxy listening");
+        if identity.is_none() {
+            tracing::warn!(%address, "plaintext: every process on this host can use the plugin");
+        }
+        let follower = identity.as_ref().map(|identity| tokio::spawn(identity.follow(watcher)));
+        let follower = follower.map(|follower| follower.abort_handle());
+        let shared = Arc::new(Shared {
+            started: SystemTime::now(),
+            address,
+            metrics: Metrics::new(identity.is_some()),
+            identity,
+            clients: ArcSwap::from_pointee(clients),
+            plugin: ArcSwap::from_pointee(Plugin::new(config.plugin.clone())),
+            drain: ArcSwap::from_pointee(config.drain),
+            config: Mutex::new(ConfigStatus::new(source, config.revision.as_deref())),
+            quiet: Quiet::default(),
+        });
+        let keeper = keep(shared.plugin.load_full());
+        let (stopper, stop) = stopper();
+        let server = tokio::spawn(server::serve(listener, shared.clone(), stop));
+        Ok(Self { shared, config, stopper, server, follower, keeper })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.shared.address
+    }
+
+    /// What the admin endpoints show.
+    pub fn source(&self) -> Arc<dyn Source> {
+        self.shared.clone()
+    }
+
+    /// Uses another configuration from now on. Everything that can fail comes first; if it does,
+    /// nothing has changed. Open connections stay.
+    pub async fn apply(&mut self, config: Config) -> Result<(), Error> {
+        self.check_fixed(&config)?;
+        let plugin = if config.plugin == self.config.plugin {
+            None
+        } else {
+            let plugin = Plugin::new(config.plugin.clone());
+            plugin.try_out().await.map_err(|failure| {
+                Error::new(Kind::Unavailable, failure.text())
+                    .with_hint("the plugin in use stays until the new one can be reached")
+            })?;
+            Some(Arc::new(plugin))
+        };
+        if let (Some(identity), Access::Mutual { files, clients }) =
+            (&self.shared.identity, &config.access)
+        {
+            identity.move_to(files.clone())?;
+            self.shared.clients.store(Arc::new(clients.clone()));
+        }
+        if let Some(plugin) = plugin {
+            self.keeper.abort();
+            self.shared.plugin.store(plugin.clone());
+            self.keeper = keep(plugin);
+        }
+        self.shared.drain.store(Arc::new(config.drain));
+        self.config = config;
+        Ok(())
+    }
+
+    /// Notes how an attempt to take over a changed configuration ended.
+    pub fn note(&self, result: &Result<(), String>) {
+        self.shared.metrics.config_reload(result.is_ok());
+        self.shared.note(result, self.config.revision.as_deref());
+    }
+
+    /// Takes no new connections, lets open requests end, but no longer than `drain`.
+    pub async fn stop(mut self) {
+        self.stopper.stop();
+        let _ = (&mut self.server).await;
+    }
+
+    /// What is bound once cannot be changed while clients hold connections to it.
+    fn check_fixed(&self, new: &Config) -> Result<(), Error> {
+        let old = &self.config;
+        let plain = |config: &Config| config.access == Access::Plaintext;
+        let changed = [
+            ("listen", old.listen != new.listen),
+            ("plaintext", plain(old) != plain(new)),
+            ("admin", old.admin.address != new.admin.address),
+            ("adminSocket", old.admin.socket != new.admin.socket),
+            ("socket", old.socket != new.socket),
+        ];
+        let changed: Vec<_> =
+            changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect();
+        if changed.is_empty() {
+            return Ok(());
+        }
+        let text = format!("{} cannot be changed while the proxy runs", changed.join(", "));
+        Err(Error::new(Kind::Config, text).with_hint("restart it, or take the change back"))
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.keeper.abort();
+        self.server.abort();
+        if let Some(follower) = &self.follower {
+            follower.abort();
+        }
+    }
+}
+
+fn keep(plugin: Arc<Plugin>) -> AbortHandle {
+    tokio::spawn(async move { plugin.look_after().await }).abort_handle()
+}
+
+impl Quiet {
+    fn allows(&self) -> bool {
+        let Ok(mut last) = self.0.lock() else { return false };
+        let now = Instant::now();
+        let due = last.is_none_or(|last| now - last >= Duration::from_secs(1));
+        if due {
+            *last = Some(now);
+        }
+        due
+    }
+}

@@ -1,0 +1,233 @@
+//! The way to the plugin: one connection, made when it is needed and made anew when it broke.
+
+use std::io::ErrorKind;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use http::Uri;
+use sidekey_core::client::{self, Connection};
+use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
+use sidekey_core::{Endpoint, Error, Kind};
+use tokio::time::Instant;
+use tonic::Status;
+
+/// Largest answer that is read: 32 KiB of annotations, and room for the rest.
+pub(super) const MAX_MESSAGE: usize = 64 * 1024;
+/// How often a lost connection is looked after while nobody asks.
+const LOOK_AFTER: Duration = Duration::from_secs(2);
+/// For a connection that nobody waits for.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The plugin behind the proxy.
+pub(super) struct Plugin {
+    endpoint: Endpoint,
+    open: tokio::sync::Mutex<()>,
+    current: Mutex<Option<Open>>,
+    trouble: Mutex<Option<Trouble>>,
+}
+
+/// A connection and the client on it.
+#[derive(Clone)]
+struct Open {
+    client: KeyManagementServiceClient<Connection>,
+    connection: Connection,
+}
+
+/// Why there is no connection, and since when.
+#[derive(Clone, Debug)]
+pub(super) struct Trouble {
+    pub(super) since: SystemTime,
+    pub(super) error: String,
+}
+
+/// What went wrong on the way; not an answer of the plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum SocketError {
+    /// Nobody listens, or there is no such socket.
+    Connect,
+    /// The socket may not be opened.
+    Denied,
+    /// Whoever listens does not speak HTTP/2.
+    Handshake,
+    /// The connection broke while a request was under way.
+    Broken,
+    /// No answer in the caller's time.
+    Timeout,
+}
+
+impl SocketError {
+    pub(super) const ALL: [Self; 5] =
+        [Self::Connect, Self::Denied, Self::Handshake, Self::Broken, Self::Timeout];
+
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Denied => "denied",
+            Self::Handshake => "handshake",
+            Self::Broken => "broken",
+            Self::Timeout => "timeout",
+        }
+    }
+}
+
+impl Plugin {
+    pub(super) fn new(endpoint: Endpoint) -> Self {
+        let (open, current, trouble) = Default::default();
+        Self { endpoint, open, current, trouble }
+    }
+
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Whether there is a connection now.
+    pub(super) fn connected(&self) -> bool {
+        self.current().is_some()
+    }
+
+    /// Why there was no connection when one was last tried.
+    pub(super) fn trouble(&self) -> Option<Trouble> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes one call. A call that fails because the connection broke is made once more on a new
+    /// one: the plugin was restarted, and all three operations may be repeated.
+    pub(super) async fn call<A, F>(
+        &self,
+        deadline: Instant,
+        send: impl Fn(KeyManagementServiceClient<Connection>) -> F,
+    ) -> Result<A, Failure>
+    where
+        F: Future<Output = Result<A, Status>>,
+    {
+        let calling = async {
+            let open = self.connection().await?;
+            match send(open.client.clone()).await {
+                Err(status) if open.broke(&status) => {}
+                answer => return answer.map_err(Failure::Answer),
+            }
+            let open = self.connection().await?;
+            match send(open.client.clone()).await {
+                Err(status) if open.broke(&status) => Err(self.broken(&status)),
+                answer => answer.map_err(Failure::Answer),
+            }
+        };
+        match tokio::time::timeout_at(deadline, calling).await {
+            Ok(result) => result,
+            Err(_) => {
+                // Whoever hangs may have been replaced by somebody who listens on the same path.
+                *self.current.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                let text = format!("the plugin at {} did not answer in time", self.endpoint);
+                Err(Failure::Way(SocketError::Timeout, Error::new(Kind::Timeout, text)))
+            }
+        }
+    }
+
+    /// Connects once, to see whether it can be done.
+    pub(super) async fn try_out(&self) -> Result<(), Failure> {
+        match tokio::time::timeout(CONNECT_TIMEOUT, self.connection()).await {
+            Ok(result) => result.map(|_| ()),
+            Err(_) => {
+                let text = format!("{} takes no connection", self.endpoint);
+                Err(Failure::Way(SocketError::Timeout, Error::new(Kind::Timeout, text)))
+            }
+        }
+    }
+
+    /// Keeps a connection while nobody asks, so that health and metrics tell the truth.
+    pub(super) async fn look_after(&self) {
+        loop {
+            let known = self.trouble().is_some();
+            match self.try_out().await {
+                Err(failure) if !known => {
+                    tracing::warn!(plugin = %self.endpoint, error = failure.text(),
+                        "no connection to the plugin; requests get Unavailable until there is");
+                }
+                Ok(()) if known => tracing::info!(plugin = %self.endpoint, "plugin is back"),
+                _ => {}
+            }
+            tokio::time::sleep(sidekey_core::jitter(LOOK_AFTER)).await;
+        }
+    }
+
+    fn current(&self) -> Option<Open> {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().filter(|open| !open.connection.is_closed()).cloned()
+    }
+
+    /// The connection, or a new one: many callers at once make one.
+    async fn connection(&self) -> Result<Open, Failure> {
+        if let Some(open) = self.current() {
+            return Ok(open);
+        }
+        let _one = self.open.lock().await;
+        if let Some(open) = self.current() {
+            return Ok(open);
+        }
+        let result = self.connect().await;
+        self.note(result.as_ref().err());
+        let open = result?;
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(open.clone());
+        Ok(open)
+    }
+
+    async fn connect(&self) -> Result<Open, Failure> {
+        let failed = |reason, error: Box<dyn std::error::Error + Send + Sync>, hint| {
+            let text = format!("cannot connect to the plugin at {}", self.endpoint);
+            let error = Error::new(Kind::Unavailable, text).with_source(error).with_hint(hint);
+            Failure::Way(reason, error)
+        };
+        let stream = self.endpoint.connect().await.map_err(|error| match error.kind() {
+            ErrorKind::PermissionDenied => {
+                let hint =
+                    "let the proxy's user open the socket: see its mode, group and SELinux label";
+                failed(SocketError::Denied, error.into(), hint)
+            }
+            _ => failed(SocketError::Connect, error.into(), "see whether the plugin runs"),
+        })?;
+        let (client, connection) =
+            client::open(stream, Uri::from_static("http://localhost")).await.map_err(|error| {
+                failed(SocketError::Handshake, error.into(), "see what listens on that socket")
+            })?;
+        let client = client.max_decoding_message_size(MAX_MESSAGE);
+        Ok(Open { client, connection })
+    }
+
+    fn note(&self, failure: Option<&Failure>) {
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        *trouble = failure.map(|failure| Trouble {
+            since: trouble.as_ref().map_or_else(SystemTime::now, |trouble| trouble.since),
+            error: failure.text(),
+        });
+    }
+
+    fn broken(&self, status: &Status) -> Failure {
+        let text = format!("the plugin at {} hung up: {}", self.endpoint, status.message());
+        Failure::Way(SocketError::Broken, Error::new(Kind::Unavailable, text))
+    }
+}
+
+/// Why there is no good answer.
+pub(super) enum Failure {
+    /// The plugin said so.
+    Answer(Status),
+    /// The plugin was not reached, or not heard.
+    Way(SocketError, Error),
+}
+
+impl Failure {
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Answer(status) => status.message().to_owned(),
+            Self::Way(_, error) => error.report(),
+        }
+    }
+}
+
+impl Open {
+    /// Whether the call failed with its connection: a status that came over the wire has no
+    /// source, one that was made here for want of an answer has, or the connection is closed.
+    fn broke(&self, status: &Status) -> bool {
+        std::error::Error::source(status).is_some() || self.connection.is_closed()
+    }
+}

@@ -1,6 +1,8 @@
 //! `sidekey-shim` as a process under test, with its configuration mounted as
 //! kubelet mounts a Secret.
 
+pub mod replicas;
+
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::canary::Canary;
 use crate::config::{self, LogFormat, Problems};
 use crate::proto::v2::{EncryptRequest, StatusRequest};
-use crate::{Endpoint, Error, KeyId, Kind, Provider, Sealed, Secret, client};
+use crate::{Endpoint, Error, Files, KeyId, Kind, Provider, Sealed, Secret, client};
 
 /// Bad usage or configuration (`EX_USAGE`).
 pub const EXIT_USAGE: u8 = 64;
@@ -226,7 +226,9 @@ pub fn usage(text: &str) -> ExitCode {
 /// Lists every mistake, one a line.
 pub fn mistakes(source: &str, problems: &Problems) -> String {
     let count = problems.iter().count();
-    let mut text = format!("{source} has {count} mistake{}:", if count == 1 { "" } else { "s" });
+    let plural = if count == 1 { "" } else { "s" };
+    let least = if problems.is_full() { "at least " } else { "" };
+    let mut text = format!("{source} has {least}{count} mistake{plural}:");
     for problem in problems.iter() {
         let colon = if problem.path.is_empty() { "" } else { ": " };
         text.push_str(&format!("\n  {}{colon}{}", problem.path, problem.message));
@@ -257,9 +259,16 @@ fn check<P: Provider>(path: &std::path::Path, output: Output) -> ExitCode {
 
 /// Reads a configuration file as a plain tree.
 pub fn read_file(path: &std::path::Path) -> Result<Value, Problems> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Problems::one("", &format!("cannot be read: {error}")))?;
-    config::document(&text)
+    let files = Files::read([path]).map_err(|error| Problems::one("", &error.report()))?;
+    parse_file(path, &files)
+}
+
+/// Reads the configuration file `path` of a snapshot as a plain tree.
+pub(crate) fn parse_file(path: &std::path::Path, files: &Files) -> Result<Value, Problems> {
+    let one = |text: &str| Problems::one("", text);
+    let secret = files.secret(path).map_err(|error| one(&error.report()))?;
+    let text = std::str::from_utf8(secret.expose()).map_err(|_| one("is not UTF-8 text"))?;
+    config::document(text)
 }
 
 /// Asks a running plugin whether it listens or, if `healthy`, whether its Status is ok.

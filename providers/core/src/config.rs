@@ -18,13 +18,36 @@ pub(crate) use schema::KeySpec;
 pub use schema::{KeyNumber, ProcessConfig, parse};
 pub use text::{parse_duration, parse_mode};
 
-/// Parses YAML (or JSON, which is YAML) into a plain tree.
+/// Longest document: more than the most keys with all their settings and canaries need.
+const MAX_DOCUMENT: usize = 1024 * 1024;
+/// As many nodes as a document of that length can have use for; aliases multiply them.
+const MAX_NODES: usize = 64 * 1024;
+
+/// Parses YAML (or JSON, which is YAML) into a plain tree. What it may cost is bounded: it is
+/// parsed on the thread that serves the keys.
 pub fn document(text: &str) -> Result<Value, Problems> {
     if text.trim().is_empty() {
         return Err(Problems::one("", "the document is empty"));
     }
-    serde_saphyr::from_str::<Value>(text)
-        .map_err(|error| Problems::one("", &format!("this is not YAML: {}", first_line(&error))))
+    if text.len() > MAX_DOCUMENT {
+        return Err(Problems::one("", "the document is larger than 1 MiB"));
+    }
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_depth: 32,
+            max_nodes: MAX_NODES,
+            max_events: MAX_NODES * 4,
+            max_recorded_anchor_events: MAX_NODES,
+            max_total_scalar_bytes: MAX_DOCUMENT * 2,
+        },
+    };
+    serde_saphyr::from_str_with_options::<Value>(text, options).map_err(|error| {
+        let text = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
+        let text = first_line(&text);
+        let text = text.strip_prefix("error: ").unwrap_or(&text);
+        Problems::one("", &format!("cannot be read as YAML: {text}"))
+    })
 }
 
 /// Reads `value` as a `T`, reporting unknown fields and every field of the wrong form.
@@ -50,14 +73,25 @@ pub fn read<T: DeserializeOwned>(value: &Value, problems: &mut Problems) -> Opti
             Err(error) => error,
         };
         let path = clean(&track.path().to_string());
-        problems.add(&path, &first_line(&error));
-        if path.is_empty() || !take_out(&mut rest, &path) {
+        problems.add(&path, &unquoted(&path, &first_line(&error)));
+        if path.is_empty() || problems.is_full() || !take_out(&mut rest, &path) {
             return None;
         }
     }
 }
 
-/// Replaces what may be a secret: under `credentials` only paths are shown.
+/// The parser quotes what it found. Under `credentials` that may be a secret, written where its
+/// path should be.
+fn unquoted(path: &str, message: &str) -> String {
+    if !path.split(['.', '[']).any(|part| part == "credentials") {
+        return message.to_owned();
+    }
+    let expected = message.rsplit_once("expected ").map_or("", |(_, expected)| expected);
+    format!("has the wrong form{}{expected}", if expected.is_empty() { "" } else { ", expected " })
+}
+
+/// Replaces what may be a secret: under `credentials` only paths are shown, of a canary only its
+/// hash and key_id.
 pub fn redacted(value: &Value) -> Value {
     fn hide(value: &Value) -> Value {
         match value {
@@ -68,11 +102,12 @@ pub fn redacted(value: &Value) -> Value {
             _ => Value::String("(redacted)".into()),
         }
     }
+    let shown = |name: &str, value: &Value| match name {
+        "credentials" | "ciphertext" | "annotations" => hide(value),
+        _ => redacted(value),
+    };
     match value {
-        Value::Object(map) => map
-            .iter()
-            .map(|(k, v)| (k.clone(), if k == "credentials" { hide(v) } else { redacted(v) }))
-            .collect(),
+        Value::Object(map) => map.iter().map(|(k, v)| (k.clone(), shown(k, v))).collect(),
         Value::Array(items) => items.iter().map(redacted).collect(),
         other => other.clone(),
     }

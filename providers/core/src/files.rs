@@ -273,7 +273,7 @@ impl Problem {
             }
             Self::Empty => "see whether what writes the file works".to_owned(),
             Self::TooLarge | Self::Directory | Self::NotRegular => {
-                "name the credential file itself".to_owned()
+                "name the file itself".to_owned()
             }
             Self::Moving => "have it written to another name and renamed".to_owned(),
             Self::Io(_) => "check the volume".to_owned(),

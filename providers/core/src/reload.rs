@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::command::mistakes;
+use crate::command::{mistakes, parse_file};
 use crate::files::{Files, Subscription, Watcher};
-use crate::{Error, config, jitter};
+use crate::{Error, jitter};
 
 /// The wait before a refused configuration is tried again; it doubles up to [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(500);
@@ -83,11 +83,8 @@ impl ConfigFile {
     }
 
     fn document(&self, files: &Files) -> Result<Value, String> {
-        let source = self.path.display().to_string();
-        let secret = files.secret(&self.path).map_err(|error| error.report())?;
-        let text =
-            std::str::from_utf8(secret.expose()).map_err(|_| format!("{source} is not UTF-8"))?;
-        config::document(text).map_err(|problems| mistakes(&source, &problems))
+        parse_file(&self.path, files)
+            .map_err(|problems| mistakes(&self.path.display().to_string(), &problems))
     }
 }
 

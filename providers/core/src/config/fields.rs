@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::schema::KeyNumber;
@@ -53,6 +53,7 @@ pub struct RawLog {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RawSocket {
+    #[serde(deserialize_with = "text")]
     mode: Option<String>,
     group: Option<u32>,
     allowed_uids: Option<Vec<u32>>,
@@ -62,8 +63,11 @@ pub struct RawSocket {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct RawProbe {
+    #[serde(deserialize_with = "text")]
     interval: Option<String>,
+    #[serde(deserialize_with = "text")]
     timeout: Option<String>,
+    #[serde(deserialize_with = "text")]
     coast: Option<String>,
 }
 
@@ -83,6 +87,17 @@ pub fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),
+    }
+}
+
+/// Takes a number for text, so that what reads the text can say what is wrong with it: `30` lacks
+/// a unit, and `0660` lost its leading zero.
+pub fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let value = Option::<Value>::deserialize(deserializer)?;
+    match value {
+        Some(Value::Number(number)) => Ok(Some(number.to_string())),
+        Some(other) => Option::<String>::deserialize(other).map_err(serde::de::Error::custom),
+        None => Ok(None),
     }
 }
 

@@ -11,7 +11,10 @@ pub struct Problem {
     pub message: String,
 }
 
-/// Every mistake found; paths are taken relative to the current scope.
+/// More mistakes than anybody mends in one go; what is beyond is not even looked for.
+const MAX: usize = 100;
+
+/// Every mistake found, the first hundred at least; paths are taken relative to the current scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems {
     list: Vec<Problem>,
@@ -36,9 +39,14 @@ impl Problems {
         let path = format!("{}{dot}{path}", self.scope);
         let message = message.to_owned();
         let problem = Problem { path, message };
-        if !self.list.contains(&problem) {
+        if !self.is_full() && !self.list.contains(&problem) {
             self.list.push(problem);
         }
+    }
+
+    /// Whether so many mistakes were found that others may be left unsaid.
+    pub fn is_full(&self) -> bool {
+        self.list.len() >= MAX
     }
 
     /// Reports what is missing, and hands on what is there.

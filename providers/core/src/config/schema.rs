@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::fields::{
     LogOptions, ProbeOptions, RawLog, RawProbe, RawSocket, address, duration, endpoint, log,
-    number, plain, probe, socket,
+    number, plain, probe, socket, text,
 };
 use super::{Problems, read};
 use crate::backend::{Connector, Typed};
@@ -71,7 +71,9 @@ struct RawProcess {
     log: Option<RawLog>,
     socket: Option<RawSocket>,
     probe: Option<RawProbe>,
+    #[serde(deserialize_with = "text")]
     drain: Option<String>,
+    #[serde(deserialize_with = "text")]
     file_poll: Option<String>,
     keys: Option<Vec<Option<BTreeMap<String, Value>>>>,
 }

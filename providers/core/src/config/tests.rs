@@ -91,6 +91,54 @@ fn inline_credentials_are_not_shown() {
 }
 
 #[test]
+fn no_message_quotes_what_stands_in_the_place_of_a_credential() {
+    for text in
+        ["credentials: hunter2", "credentials: {token: {a: hunter2}}", "credentials: 7hunter2"]
+    {
+        let text = format!("keys: [{{id: 1, kek: {{kms: a}}, {text}}}]");
+        let problems = document(&text).and_then(|document| parse::<Scripted>(&document)).err();
+        let shown = problems.unwrap_or_default().to_string();
+        assert!(shown.contains("keys[0].credentials"), "{shown}");
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+}
+
+#[test]
+fn the_ciphertext_of_a_canary_is_not_shown() {
+    let canary =
+        json!({"keyId": "k/1", "ciphertext": "c2VhbGVk", "annotations": {"a.b": "bm90ZQ=="}});
+    let shown = redacted(&json!({"keys": [{"canary": canary}]})).to_string();
+    assert!(!shown.contains("c2VhbGVk") && !shown.contains("bm90ZQ"), "{shown}");
+    assert!(shown.contains("k/1"));
+}
+
+#[test]
+fn a_number_in_the_place_of_text_is_told_what_it_lacks() {
+    let text = "drain: 10\nsocket: {mode: 0660}\nprobe: {coast: 5}\nkeys: [{id: 1, kek: {kms: a}}]";
+    let problems = document(text).and_then(|document| parse::<Scripted>(&document)).err();
+    let shown = problems.unwrap_or_default().to_string();
+    for part in ["drain: \"10\" is no duration", "\"0660\"", "probe.coast: \"5\" is no duration"] {
+        assert!(shown.contains(part), "{shown}");
+    }
+}
+
+#[test]
+fn no_document_costs_more_than_it_may() {
+    let deep = |n: usize| format!("{}{}", "[".repeat(n), "]".repeat(n));
+    let mut bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for pair in ["ab", "bc", "cd", "de", "ef", "fg", "gh"] {
+        let (from, to) = pair.split_at(1);
+        bomb.push_str(&format!("{to}: &{to} [{}]\n", format!("*{from}, ").repeat(9)));
+    }
+    for text in [deep(40), deep(100_000), "- ".repeat(100_000), bomb, "x".repeat(2 << 20)] {
+        assert!(document(&text).is_err(), "{} bytes were accepted", text.len());
+    }
+    // Each mistake costs another reading: without an end of them this would take hours.
+    let ones = format!("keys: [{}]", "1, ".repeat(50_000));
+    assert_eq!(mistakes(&ones).len(), 100);
+}
+
+#[test]
 fn a_field_of_the_wrong_type_does_not_hide_the_next() {
     #[derive(Debug, Default, Deserialize)]
     #[serde(default)]

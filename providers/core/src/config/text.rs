@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Nothing here is worth waiting for longer, and sums of such times are far from any overflow.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// A duration with its unit, as `30s`, `500ms` or `2m`; a bare number is refused because nobody
 /// remembers its unit.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -16,12 +19,16 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         "h" => number.checked_mul(3_600_000),
         _ => None,
     };
-    millis.map(Duration::from_millis).ok_or_else(bad)
+    let duration = millis.map(Duration::from_millis).ok_or_else(bad)?;
+    if duration > LONGEST {
+        return Err(format!("{text:?} is too long: at most 8760h, which is a year"));
+    }
+    Ok(duration)
 }
 
 /// A file mode in octal, as `0660`.
 pub fn parse_mode(text: &str) -> Result<u32, String> {
-    let bad = || format!("{text:?} is no file mode: write three octal digits, as in 0660");
+    let bad = || format!("{text:?} is no file mode: write octal digits in quotes, as in \"0660\"");
     if text.len() < 3 || text.len() > 5 || !text.bytes().all(|b| b.is_ascii_digit()) {
         return Err(bad());
     }
@@ -42,6 +49,14 @@ mod tests {
         for bad in
             ["", "30", "s", "-1s", "1.5s", "1 s", "99999999999999999999s", "18446744073709551615h"]
         {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn no_duration_is_so_long_that_a_sum_overflows() {
+        assert_eq!(parse_duration("8760h"), Ok(LONGEST));
+        for bad in ["8761h", "31536001s", "18446744073709551615ms"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }

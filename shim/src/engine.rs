@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use sidekey_core::config::KeyNumber;
 use sidekey_core::server::{Stopper, bind, serve_kms, stopper};
 use sidekey_core::{Call, Endpoint, Error, Kind, Listener, Watcher, time};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
@@ -303,38 +303,42 @@ fn identity(
     Ok(identity)
 }
 
-/// New keys prove themselves: a writer by Status, a round trip and its canary, a reader by its
-/// canary or, without one, by answering.
+/// New keys prove themselves, all at the same time, so that hung ones do not add up.
 async fn prove(built: &Built, limit: Duration) -> Result<(), Error> {
-    for (role, key) in &built.fresh {
-        let call = Call { uid: "shim-load", deadline: Instant::now() + limit };
-        let proven = async {
-            match role {
-                Role::Write => {
-                    key.check_canary(&call).await?;
-                    key.prove_writer(&call).await
-                }
-                Role::Read if key.spec.canary.is_some() => key.check_canary(&call).await,
-                Role::Read => key.upstream.status(None, &call).await.map(drop),
-            }
-        };
-        let result = tokio::time::timeout_at(call.deadline, proven).await;
-        let result =
-            result.unwrap_or_else(|_| Err(Error::new(Kind::Timeout, "it did not answer in time")));
-        match result {
-            Ok(()) => {
-                key.health.proven();
-            }
-            Err(error) => {
-                let text = format!(
-                    "key {} ({}) cannot be taken in: {}",
-                    key.id,
-                    role.label(),
-                    error.report()
-                );
-                return Err(Error::new(error.kind(), text));
-            }
-        }
+    let mut proofs = JoinSet::new();
+    for (role, key) in built.fresh.iter().cloned() {
+        proofs.spawn(prove_key(role, key, limit));
     }
+    while let Some(proof) = proofs.join_next().await {
+        proof.unwrap_or_else(|error| {
+            Err(Error::new(Kind::Bug, "the proof of a key broke off").with_source(error))
+        })?;
+    }
+    Ok(())
+}
+
+/// A writer proves itself by Status, a round trip and its canary, a reader by its canary or,
+/// without one, by answering.
+async fn prove_key(role: Role, key: Arc<Key>, limit: Duration) -> Result<(), Error> {
+    let call = Call { uid: "shim-load", deadline: Instant::now() + limit };
+    let proven = async {
+        match role {
+            // A key that has been proven before must read its canary all the same.
+            Role::Write => {
+                key.prove_writer(&call).await?;
+                key.check_canary(&call).await
+            }
+            Role::Read => key.prove_reader(&call).await,
+        }
+    };
+    let result = tokio::time::timeout_at(call.deadline, proven).await;
+    let result =
+        result.unwrap_or_else(|_| Err(Error::new(Kind::Timeout, "it did not answer in time")));
+    if let Err(error) = result {
+        let (id, role, why) = (key.id, role.label(), error.report());
+        let text = format!("key {id} ({role}) cannot be taken in: {why}");
+        return Err(Error::new(error.kind(), text));
+    }
+    key.health.proven();
     Ok(())
 }

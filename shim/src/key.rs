@@ -15,8 +15,10 @@ use tokio::time::Instant;
 use crate::config::{Mode, UpstreamSpec};
 use crate::upstream::Upstream;
 
-/// The first wait after a failed probe; it doubles up to the interval.
+/// The first and the longest wait after a failed probe. It stays short, because it delays the
+/// return of a write key, and because plugins answer Status from memory.
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+const LAST_BACKOFF: Duration = Duration::from_secs(5);
 
 /// A key as the router sees it.
 pub(crate) struct Key {
@@ -32,6 +34,8 @@ pub(crate) struct Key {
     past: Mutex<HashSet<KeyId>>,
     /// Wrapped under the announced key_id: proof that a new one is the same KEK's.
     sample: Mutex<Option<(Sealed, Secret)>>,
+    /// The provider's key_id at which the key was found to be the configured one.
+    verified: Mutex<Option<KeyId>>,
     prober: Mutex<Option<AbortHandle>>,
 }
 
@@ -60,6 +64,7 @@ impl Key {
             announced: ArcSwapOption::empty(),
             past: Mutex::default(),
             sample: Mutex::default(),
+            verified: Mutex::default(),
             prober: Mutex::default(),
         })
     }
@@ -117,6 +122,24 @@ impl Key {
         self.announce(key_id, sample)
     }
 
+    /// What a key must do to read: answer Status, and read its canary whenever its key_id is
+    /// another one than before. A provider may complain because it cannot write: where there is a
+    /// canary, that alone decides.
+    pub(crate) async fn prove_reader(&self, call: &Call<'_>) -> Result<(), Error> {
+        let key_id = match self.upstream.status(None, call).await {
+            Ok(key_id) => key_id,
+            Err(_) if self.spec.canary.is_some() => return self.check_canary(call).await,
+            Err(error) => return Err(error),
+        };
+        if lock(&self.verified).as_ref() == Some(&key_id) {
+            return Ok(());
+        }
+        self.check_canary(call).await?;
+        self.check_sample(call).await?;
+        *lock(&self.verified) = Some(key_id);
+        Ok(())
+    }
+
     /// Unwraps.
     pub(crate) async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Bytes, Error> {
         let result = self.upstream.decrypt(sealed, call).await;
@@ -156,7 +179,7 @@ impl Key {
                 // A key that was removed must be able to go while we wait.
                 drop(strong);
                 let pause = if healthy { options.interval } else { backoff.min(options.interval) };
-                backoff = if healthy { FIRST_BACKOFF } else { (backoff * 2).min(options.interval) };
+                backoff = if healthy { FIRST_BACKOFF } else { (backoff * 2).min(LAST_BACKOFF) };
                 tokio::select! {
                     () = tokio::time::sleep(jitter(pause)) => {}
                     // A storm of failures must not become a storm of probes.
@@ -171,11 +194,8 @@ impl Key {
 
     async fn probe(&self, options: ProbeOptions, writes: bool) -> bool {
         let call = Call { uid: "shim-probe", deadline: Instant::now() + options.timeout };
-        let result = if writes {
-            self.prove_writer(&call).await
-        } else {
-            self.upstream.status(None, &call).await.map(drop)
-        };
+        let result =
+            if writes { self.prove_writer(&call).await } else { self.prove_reader(&call).await };
         match result {
             Ok(()) => {
                 self.upstream.set_down(false);

@@ -296,12 +296,15 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
     loop {
         tokio::select! {
             () = signals.next() => break,
-            document = next(&mut file) => {
-                let taken = take_over(document, &flags, &mut engine).await;
-                if let (true, Some(file)) = (taken, &mut file) {
-                    file.accepted();
+            document = next(&mut file) => tokio::select! {
+                // Keys that hang while they are to prove themselves must not delay the end.
+                () = signals.next() => break,
+                taken = take_over(document, &flags, &mut engine) => {
+                    if let (true, Some(file)) = (taken, &mut file) {
+                        file.accepted();
+                    }
                 }
-            }
+            },
         }
     }
     tracing::info!("stopping: waiting for open requests");

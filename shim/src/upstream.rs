@@ -1,7 +1,8 @@
 //! All ways to one key. Calls go to the first way that works; they are repeated on the next one,
 //! or after a moment, as long as the caller waits: a provider that restarts is felt as latency.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,7 +17,9 @@ use crate::metrics::{ForwardError, Metrics};
 /// The wait before a broken way is tried again; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
-/// A key that is known to be down gets this long, so that callers are not kept waiting for it.
+/// A key whose probes have failed for this long does not merely restart.
+const RESTART: Duration = Duration::from_secs(5);
+/// From then on it gets this long, so that callers are not kept waiting for it.
 const DOWN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A key as others provide it.
@@ -24,24 +27,25 @@ pub(crate) struct Upstream {
     links: Vec<Link>,
     /// The way that worked last.
     preferred: AtomicUsize,
-    /// Whether probes fail: then nobody waits long.
-    down: AtomicBool,
+    /// Since when probes fail.
+    down: Mutex<Option<Instant>>,
     metrics: std::sync::Arc<Metrics>,
 }
 
 impl Upstream {
     pub(crate) fn new(links: Vec<Link>, metrics: std::sync::Arc<Metrics>) -> Self {
-        Self { links, preferred: AtomicUsize::new(0), down: AtomicBool::new(false), metrics }
+        Self { links, preferred: AtomicUsize::new(0), down: Mutex::default(), metrics }
     }
 
     /// What probes have found.
     pub(crate) fn set_down(&self, down: bool) {
-        self.down.store(down, Ordering::Relaxed);
+        let mut since = self.since();
+        *since = down.then(|| since.unwrap_or_else(Instant::now));
     }
 
     /// Whether probes succeed.
     pub(crate) fn is_up(&self) -> bool {
-        !self.down.load(Ordering::Relaxed)
+        self.since().is_none()
     }
 
     /// Asks each way in turn for its Status, until one is healthy and, if a key_id is `wanted`,
@@ -120,6 +124,10 @@ impl Upstream {
         Ok(answer.plaintext)
     }
 
+    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn status_of(&self, index: usize, call: &Call<'_>) -> Result<KeyId, Error> {
         let link = &self.links[index];
         let mut client = link.client(call.deadline).await.inspect_err(|_| {
@@ -151,7 +159,7 @@ impl Upstream {
     where
         F: Future<Output = Result<tonic::Response<T>, Status>>,
     {
-        let down = self.down.load(Ordering::Relaxed);
+        let down = self.since().is_some_and(|since| since.elapsed() >= RESTART);
         let deadline =
             if down { call.deadline.min(Instant::now() + DOWN_PATIENCE) } else { call.deadline };
         let mut pause = FIRST_PAUSE;

@@ -1,0 +1,64 @@
+//! A KMS v2 client as kube-apiserver is one: one connection, the same deadline
+//! for each call, nothing retried.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use sidekey_core::Endpoint;
+use sidekey_core::client::{Connection, connect};
+use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
+use sidekey_core::proto::v2::{
+    DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
+};
+use tonic::{Request, Status};
+
+/// kube-apiserver's own timeout, unless its configuration says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A client of one plugin.
+#[derive(Clone, Debug)]
+pub struct KmsClient {
+    client: KeyManagementServiceClient<Connection>,
+}
+
+impl KmsClient {
+    /// Opens the connection.
+    pub async fn connect(endpoint: &str) -> Result<Self> {
+        let endpoint: Endpoint = endpoint.parse().with_context(|| format!("{endpoint:?}"))?;
+        Ok(Self { client: connect(&endpoint).await? })
+    }
+
+    /// Asks whether the plugin is well.
+    pub async fn status(&self) -> Result<StatusResponse, Status> {
+        let mut client = self.client.clone();
+        Ok(client.status(timed(StatusRequest {})).await?.into_inner())
+    }
+
+    /// Wraps.
+    pub async fn encrypt(&self, plaintext: &[u8]) -> Result<EncryptResponse, Status> {
+        let plaintext = Bytes::copy_from_slice(plaintext);
+        let request = EncryptRequest { plaintext, uid: "e2e".to_owned() };
+        Ok(self.client.clone().encrypt(timed(request)).await?.into_inner())
+    }
+
+    /// Unwraps what [`encrypt`](Self::encrypt) answered.
+    pub async fn decrypt(&self, sealed: &EncryptResponse) -> Result<Bytes, Status> {
+        let EncryptResponse { ciphertext, key_id, annotations } = sealed.clone();
+        let request = DecryptRequest { ciphertext, uid: "e2e".to_owned(), key_id, annotations };
+        Ok(self.client.clone().decrypt(timed(request)).await?.into_inner().plaintext)
+    }
+
+    /// Wraps and unwraps; an error if something else comes back.
+    pub async fn round_trip(&self, plaintext: &[u8]) -> Result<EncryptResponse> {
+        let sealed = self.encrypt(plaintext).await?;
+        ensure!(self.decrypt(&sealed).await? == plaintext, "something else came back");
+        Ok(sealed)
+    }
+}
+
+fn timed<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(TIMEOUT);
+    request
+}

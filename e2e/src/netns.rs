@@ -1,0 +1,133 @@
+//! Another host: a network namespace behind a link that can be cut.
+//!
+//! The namespace has no name and lives only as long as the processes in it, so
+//! that it goes, and its link with it, when they are ended. Making it takes root.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::packages;
+use crate::process::{Process, Spec};
+use crate::wait::PATIENCE;
+
+/// Four addresses for each host, out of those set aside for tests of networks.
+const NETWORK: u32 = u32::from_be_bytes([198, 18, 0, 0]);
+const HOSTS: u32 = 1 << 15;
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Another host, reached by one link.
+#[derive(Debug)]
+pub struct Host {
+    holder: Process,
+    ip: PathBuf,
+    link: String,
+    address: Ipv4Addr,
+}
+
+impl Host {
+    /// Makes one; its log is `host.log` in `dir`.
+    pub async fn create(dir: &Path) -> Result<Self> {
+        ensure!(
+            rustix::process::geteuid().is_root(),
+            "this test makes a network namespace, which takes root: run it as root"
+        );
+        let ip = packages::program("ip", "iproute2").await?;
+        let unshare = packages::program("unshare", "util-linux").await?;
+        let mut holder = Spec::new("another host", unshare, dir.join("host.log"))
+            .args(["--net", "sleep", "infinity"])
+            .start()?;
+        let own = std::fs::read_link("/proc/self/ns/net").context("no /proc")?;
+        let pid = holder.pid().context("no pid")?;
+        holder
+            .wait_until("it has a network of its own", PATIENCE, async || {
+                let its = std::fs::read_link(format!("/proc/{pid}/ns/net"))?;
+                ensure!(its != own, "it is still in ours");
+                Ok(())
+            })
+            .await?;
+        Self::connect(holder, ip, pid)
+    }
+
+    /// Where it is reached.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// What to start instead of `program`, so that it runs on this host:
+    /// a program and its first arguments.
+    pub async fn running(&self, program: &Path) -> Result<(PathBuf, Vec<String>)> {
+        let nsenter = packages::program("nsenter", "util-linux").await?;
+        let pid = self.holder.pid().context("the host is gone")?;
+        let args = vec![format!("--net=/proc/{pid}/ns/net"), program.display().to_string()];
+        Ok((nsenter, args))
+    }
+
+    /// Cuts the link: packets to it get lost, connections stay open.
+    pub fn cut(&self) -> Result<()> {
+        self.switch("down")
+    }
+
+    /// Mends the link.
+    pub fn heal(&self) -> Result<()> {
+        self.switch("up")
+    }
+
+    /// Takes a network that nobody has yet.
+    fn connect(holder: Process, ip: PathBuf, pid: u32) -> Result<Self> {
+        let mut last = None;
+        for _ in 0..50 {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let slot = std::process::id().wrapping_mul(31).wrapping_add(number) % HOSTS;
+            let (near, far) = (Ipv4Addr::from(NETWORK + slot * 4 + 1), NETWORK + slot * 4 + 2);
+            let (link, address) = (format!("skn{slot}"), Ipv4Addr::from(far));
+            let to = pid.to_string();
+            let pair = ["type", "veth", "peer", "name", "up0", "netns", &to];
+            if let Err(error) = run(&ip, &[&["link", "add", link.as_str()], &pair[..]].concat()) {
+                last = Some(error);
+                continue;
+            }
+            let host = Self { holder, ip, link, address };
+            host.configure(near, pid)?;
+            return Ok(host);
+        }
+        bail!("cannot make a link to another host: {:#}", last.context("none was tried")?)
+    }
+
+    fn configure(&self, near: Ipv4Addr, pid: u32) -> Result<()> {
+        let link = self.link.as_str();
+        let inside = |args: &[&str]| {
+            let net = format!("--net=/proc/{pid}/ns/net");
+            let ip = self.ip.display().to_string();
+            run(Path::new("nsenter"), &[&[net.as_str(), &ip], args].concat())
+        };
+        run(&self.ip, &["address", "add", &format!("{near}/30"), "dev", link])?;
+        run(&self.ip, &["link", "set", link, "up"])?;
+        inside(&["link", "set", "lo", "up"])?;
+        inside(&["address", "add", &format!("{}/30", self.address), "dev", "up0"])?;
+        inside(&["link", "set", "up0", "up"])
+    }
+
+    fn switch(&self, state: &str) -> Result<()> {
+        run(&self.ip, &["link", "set", &self.link, state])
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // The end of the namespace would do it too, some time later.
+        let _ = run(&self.ip, &["link", "delete", &self.link]);
+    }
+}
+
+fn run(program: &Path, args: &[&str]) -> Result<()> {
+    let what = || format!("{} {}", program.display(), args.join(" "));
+    let ran = Command::new(program).args(args).stdin(Stdio::null()).output().with_context(what)?;
+    let said = String::from_utf8_lossy(&ran.stderr);
+    ensure!(ran.status.success(), "{}: {}", what(), said.trim());
+    Ok(())
+}

@@ -164,7 +164,7 @@ async fn wait_serving(process: &mut Process) -> Result<SocketAddr> {
 }
 
 /// The address in the line by which our binaries announce their admin server.
-pub(crate) fn admin_address(line: &str) -> Option<SocketAddr> {
+pub fn admin_address(line: &str) -> Option<SocketAddr> {
     let (_, rest) = line.split_once("address=").filter(|_| line.contains("admin listening"))?;
     rest.split_whitespace().next()?.trim_matches('"').parse().ok()
 }

@@ -30,11 +30,23 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 struct Ready {
     endpoint: String,
     key_id: String,
-    key_file: PathBuf,
     admin: String,
+    status_page: String,
+    provider_admin: String,
+    shim_config: PathBuf,
+    provider_config: PathBuf,
     encryption_configuration: PathBuf,
     kubeconfig: Option<PathBuf>,
+    rotation: Option<Rotation>,
     pids: BTreeMap<String, u32>,
+}
+
+/// The rotation that `cargo up -- --cluster` shows.
+#[derive(Debug, Deserialize)]
+struct Rotation {
+    from: String,
+    to: String,
+    key: u64,
 }
 
 /// Starts `up` and waits for the object that it prints when all is ready.
@@ -69,7 +81,7 @@ fn run(arguments: &[&str]) -> std::process::Output {
 }
 
 #[tokio::test]
-async fn a_single_round_trip_leaves_a_key_and_a_configuration_and_no_process() {
+async fn a_single_round_trip_leaves_a_key_and_configurations_and_no_process() {
     let scratch = Scratch::new("up").unwrap();
     let dir = scratch.path().join("once");
     let output = run(&["--once", "--dir", dir.to_str().unwrap()]);
@@ -82,12 +94,15 @@ async fn a_single_round_trip_leaves_a_key_and_a_configuration_and_no_process() {
         assert!(text.contains(line), "not printed: {line}\n{text}");
     }
     assert!(configuration.contains("endpoint: unix:///"), "{configuration}");
-    // The next run has the same key.
-    let key = std::fs::read(dir.join("key")).unwrap();
+    assert!(configuration.contains("name: sidekey\n"), "{configuration}");
+    // The next run has the same key and the same configurations.
+    let kept = ["key-1", "shim.yaml", "provider.yaml"].map(|name| dir.join(name));
+    let before = kept.each_ref().map(|path| std::fs::read(path).unwrap());
     let again = run(&["--once", "-o", "json", "--dir", dir.to_str().unwrap()]);
     assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
-    assert_eq!(std::fs::read(dir.join("key")).unwrap(), key);
+    assert_eq!(kept.each_ref().map(|path| std::fs::read(path).unwrap()), before);
     let ready: Ready = serde_json::from_slice(&again.stdout).unwrap();
+    assert!(ready.rotation.is_none(), "{:?}", ready.rotation);
     gone(&ready).await.unwrap();
 }
 
@@ -99,14 +114,43 @@ async fn it_stays_up_until_a_signal_and_then_ends_everything() {
         let mut client = connect(&ready.endpoint.parse().unwrap()).await.unwrap();
         let status = client.status(StatusRequest {}).await.unwrap().into_inner();
         assert_eq!((status.healthz.as_str(), &status.key_id), ("ok", &ready.key_id));
-        assert!(ready.key_file.is_file() && ready.encryption_configuration.is_file());
-        assert!(ready.admin.starts_with("http://127.0.0.1:"), "{}", ready.admin);
+        assert!(ready.key_id.starts_with("sidekey/1-"), "the shim answers: {}", ready.key_id);
+        assert!(ready.shim_config.is_file() && ready.provider_config.is_file());
+        assert!(ready.encryption_configuration.is_file());
+        let names: Vec<&str> = ready.pids.keys().map(String::as_str).collect();
+        assert_eq!(names, ["sidekey-local", "sidekey-shim"]);
+        for (url, wanted) in [
+            (format!("{}/status", ready.admin), "\"component\": \"shim\""),
+            (format!("{}/status", ready.provider_admin), "\"provider\": \"local\""),
+            (ready.status_page.clone(), "<h1>Sidekey shim</h1>"),
+        ] {
+            let text = fetch(&url).await;
+            assert!(text.contains(wanted), "{url}: {text}");
+        }
         process.signal(signal).unwrap();
         let ended =
             eventually("up ends", PATIENCE, async || process.ended()?.context("it still runs"));
         assert_eq!(ended.await.unwrap().code(), Some(0), "{}", process.log_tail());
         gone(&ready).await.unwrap();
     }
+}
+
+async fn fetch(url: &str) -> String {
+    let (address, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
+    let http = HttpClient::plain(address.parse().unwrap());
+    http.get(&format!("/{path}")).await.unwrap().ok().unwrap().text()
+}
+
+#[tokio::test]
+async fn a_configuration_of_another_directory_is_refused() {
+    let scratch = Scratch::new("up").unwrap();
+    let (first, second) = (scratch.path().join("first"), scratch.path().join("second"));
+    assert!(run(&["--once", "--dir", first.to_str().unwrap()]).status.success());
+    std::fs::rename(&first, &second).unwrap();
+    let output = run(&["--once", "--dir", second.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let problem = String::from_utf8_lossy(&output.stderr);
+    assert!(problem.contains("was made for another directory"), "{problem}");
 }
 
 #[tokio::test]
@@ -118,16 +162,20 @@ async fn nothing_outlives_it_when_it_is_killed() {
 }
 
 #[tokio::test]
-async fn a_provider_that_dies_is_reported_with_its_log_and_exit_code_1() {
+async fn a_process_that_dies_is_reported_with_its_log_and_exit_code_1() {
     let scratch = Scratch::new("up").unwrap();
-    let (mut process, ready) = up(&scratch.path().join("dies"), &[]).await.unwrap();
-    let pid = ready.pids.values().next().copied().unwrap();
-    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    kill_process(pid, Signal::KILL).unwrap();
-    let ended = eventually("up ends", PATIENCE, async || process.ended()?.context("it still runs"));
-    assert_eq!(ended.await.unwrap().code(), Some(1));
-    let log = process.log().unwrap();
-    assert!(log.contains("does not run") && log.contains("last lines of"), "{log}");
+    for victim in ["sidekey-local", "sidekey-shim"] {
+        let (mut process, ready) = up(&scratch.path().join(victim), &[]).await.unwrap();
+        let pid = Pid::from_raw(i32::try_from(ready.pids[victim]).unwrap()).unwrap();
+        kill_process(pid, Signal::KILL).unwrap();
+        let ended =
+            eventually("up ends", PATIENCE, async || process.ended()?.context("it still runs"));
+        assert_eq!(ended.await.unwrap().code(), Some(1));
+        let log = process.log().unwrap();
+        let wanted = [format!("{victim} does not run"), format!("last lines of {victim}")];
+        assert!(wanted.iter().all(|text| log.contains(text)), "{log}");
+        gone(&ready).await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -142,9 +190,25 @@ async fn a_second_one_in_the_same_directory_is_refused() {
 }
 
 #[tokio::test]
-async fn a_cluster_takes_a_secret_through_the_printed_kubeconfig() {
+async fn a_cluster_shows_a_rotation_and_takes_a_secret_through_the_printed_kubeconfig() {
     let scratch = Scratch::new("up").unwrap();
-    let (mut process, ready) = up(&scratch.path().join("cluster"), &["--cluster"]).await.unwrap();
+    let dir = scratch.path().join("cluster");
+    let (mut process, ready) = up(&dir, &["--cluster"]).await.unwrap();
+    let rotation = ready.rotation.as_ref().expect("a cluster shows a rotation");
+    assert_eq!(rotation.key, 2);
+    assert!(rotation.from.starts_with("sidekey/1-"), "{rotation:?}");
+    assert!(rotation.to.starts_with("sidekey/2-"), "{rotation:?}");
+    let log = process.log().unwrap();
+    let wanted = [
+        "k8s:enc:kms:v2:sidekey:…, key_id sidekey/1-",
+        "k8s:enc:kms:v2:sidekey:…, key_id sidekey/2-",
+        "kube-apiserver's metrics show the new key_id",
+        "the Secret from before still reads",
+        "restarts: 0",
+    ];
+    for text in wanted {
+        assert!(log.contains(text), "not shown: {text}\n{log}");
+    }
     let kubeconfig = ready.kubeconfig.as_deref().expect("a cluster has a kubeconfig");
     let client = client(&std::fs::read_to_string(kubeconfig).unwrap());
     client.create(Kind::Secret, "default", "hello", &[("a", "b")]).await.unwrap();
@@ -152,11 +216,61 @@ async fn a_cluster_takes_a_secret_through_the_printed_kubeconfig() {
     assert_eq!(read["a"], "b");
     let checks = client.raw("/readyz?verbose").await.unwrap().text();
     assert!(checks.contains("[+]kms-providers ok"), "{checks}");
-    assert_eq!(ready.pids.len(), 3, "{:?}", ready.pids);
+    assert_eq!(ready.pids.len(), 4, "{:?}", ready.pids);
     process.signal(Signal::INT).unwrap();
     let ended = eventually("up ends", PATIENCE, async || process.ended()?.context("it still runs"));
     assert_eq!(ended.await.unwrap().code(), Some(0), "{}", process.log_tail());
     gone(&ready).await.unwrap();
+    // What was rotated stays so, and the next run rotates on; without staying it ends with 0.
+    let again = run(&["--once", "--cluster", "-o", "json", "--dir", dir.to_str().unwrap()]);
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    let ready: Ready = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!(ready.key_id, rotation.to);
+    let next = ready.rotation.as_ref().expect("a cluster shows a rotation");
+    assert_eq!((&next.from, next.key), (&rotation.to, 3));
+    gone(&ready).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_printed_commands_rotate_to_another_key() {
+    let scratch = Scratch::new("up").unwrap();
+    let (dir, log) = (scratch.path().join("by-hand"), scratch.path().join("by-hand.log"));
+    let spec = Spec::new("up", env!("CARGO_BIN_EXE_up"), log).arg("--dir").arg(&dir);
+    let mut process = spec.start().unwrap();
+    let last = |line: &str| line.contains("Ctrl-C ends").then_some(());
+    process.wait_for_log("it is ready", LONG_PATIENCE, last).await.unwrap();
+    let log = process.log().unwrap();
+    let (_, printed) = log.split_once("To rotate to key 2 while it runs:\n").expect(&log);
+    let commands: Vec<&str> =
+        printed.lines().filter_map(|line| line.strip_prefix("  ")).take(4).collect();
+    let page = log.lines().find_map(|line| line.trim().strip_prefix("status page")).unwrap();
+    for command in &commands[..3] {
+        shell(command);
+    }
+    eventually("the page shows key 2", PATIENCE, async || {
+        let text = fetch(page.trim()).await;
+        let row = text.split("<tr data-key=").find(|row| row.starts_with("\"2\""));
+        ensure!(row.is_some_and(|row| row.contains(">healthy<")), "{text}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    shell(commands[3]);
+    let endpoint = format!("unix://{}", dir.join("kms.sock").display()).parse().unwrap();
+    let mut client = connect(&endpoint).await.unwrap();
+    eventually("key 2 writes", PATIENCE, async || {
+        let key_id = client.status(StatusRequest {}).await?.into_inner().key_id;
+        ensure!(key_id.starts_with("sidekey/2-"), "{key_id}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+fn shell(command: &str) {
+    let output = Command::new("sh").args(["-c", command]).output().unwrap();
+    let problem = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command}: {problem}");
 }
 
 /// A client made from nothing but a kubeconfig.

@@ -1,9 +1,13 @@
 //! `cargo up`: the whole product, running, with one command.
 //!
-//! It builds and starts the local provider, proves it with a round trip through its socket,
-//! says how to use it and stays until Ctrl-C. It is for trying things out: the key lies in a
-//! file of the build directory. Its one invariant: nothing that it started outlives it.
+//! It builds and starts the local provider and the shim before it, proves them with a round
+//! trip through the shim's socket, says how to use them and stays until Ctrl-C; with a cluster
+//! it also shows a rotation. It is for trying things out: keys lie in files of the build
+//! directory. Its one invariant: nothing that it started outlives it.
 
+mod files;
+mod program;
+mod show;
 mod stack;
 mod trial;
 mod view;
@@ -16,6 +20,7 @@ use clap::Parser;
 use sidekey_e2e::command::{self, Format};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::show::Progress;
 use crate::stack::Stack;
 
 /// Runs Sidekey here until Ctrl-C.
@@ -26,14 +31,15 @@ use crate::stack::Stack;
     after_help = "Examples:\n  cargo up\n  cargo up -- --cluster\n  cargo up -- --once -o json\n\nExit codes: 0 ended by Ctrl-C, SIGTERM or --once, 1 something failed or died, 64 bad usage"
 )]
 struct Arguments {
-    /// Also run etcd and a kube-apiserver that encrypts through Sidekey. Its data goes away
-    /// at the end; the first run builds both, which takes some minutes
+    /// Also run etcd and a kube-apiserver that encrypts through Sidekey, and show a rotation to
+    /// a new key. Its data goes away at the end; the first run builds both, which takes some
+    /// minutes
     #[arg(long)]
     cluster: bool,
-    /// Where key, socket, configuration and log lie [default: target/up]
+    /// Where keys, sockets, configurations and logs lie [default: target/up]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// End after the round trip instead of staying
+    /// End after the round trip, and with a cluster after the rotation, instead of staying
     #[arg(long)]
     once: bool,
     /// How to print what is up: with json, one object when all is ready
@@ -65,9 +71,14 @@ async fn up(arguments: &Arguments) -> Result<()> {
         _ = interrupt.recv() => return Ok(()),
         _ = terminate.recv() => return Ok(()),
     };
-    match arguments.output {
-        Format::Text => print!("{}", view::text(&mut stack, arguments.once)?),
-        Format::Json => println!("{}", view::json(&mut stack)?),
+    let shown = tokio::select! {
+        shown = present(&mut stack, arguments) => Some(shown),
+        _ = interrupt.recv() => None,
+        _ = terminate.recv() => None,
+    };
+    match shown {
+        None => return stack.stop().await,
+        Some(shown) => shown?,
     }
     if !arguments.once {
         tokio::select! {
@@ -78,6 +89,24 @@ async fn up(arguments: &Arguments) -> Result<()> {
         eprintln!("ending");
     }
     stack.stop().await
+}
+
+/// Says what is up and, where there is a cluster, shows a rotation.
+async fn present(stack: &mut Stack, arguments: &Arguments) -> Result<()> {
+    let text = arguments.output == Format::Text;
+    if text {
+        print!("{}", view::text(stack)?);
+    }
+    let rotation = match arguments.cluster {
+        true => Some(show::rotate(stack, &Progress::new(!text)).await?),
+        false => None,
+    };
+    match text {
+        false => println!("{}", view::json(stack, rotation.as_ref())?),
+        true if arguments.once => {}
+        true => print!("{}", view::next(stack)?),
+    }
+    Ok(())
 }
 
 /// In the build directory: `cargo clean` removes it, key and all.

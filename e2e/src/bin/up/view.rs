@@ -7,10 +7,11 @@ use anyhow::Result;
 use serde_json::json;
 use sidekey_e2e::{binaries, local};
 
+use crate::show::Rotation;
 use crate::stack::Stack;
 
-/// For people: what runs where, and what to try.
-pub(crate) fn text(stack: &mut Stack, once: bool) -> Result<String> {
+/// For people: what runs where.
+pub(crate) fn text(stack: &mut Stack) -> Result<String> {
     let mut text = String::new();
     let milliseconds = stack.trial.took.as_secs_f64() * 1000.0;
     writeln!(
@@ -20,31 +21,30 @@ pub(crate) fn text(stack: &mut Stack, once: bool) -> Result<String> {
     for (name, pid) in stack.pids() {
         writeln!(text, "  {name:<14}  pid {pid}")?;
     }
-    let admin = stack.plugin.admin().address();
     writeln!(text, "  key_id          {}", stack.trial.key_id)?;
-    writeln!(text, "  socket          {}", stack.plugin.endpoint())?;
-    writeln!(text, "  admin           http://{admin}")?;
-    let key_file = stack.plugin.key_file().display();
-    writeln!(text, "  key file        {key_file} (kept for the next run)")?;
+    writeln!(text, "  socket          {}", stack.files.endpoint())?;
+    writeln!(text, "  status page     {}/", stack.shim.admin())?;
+    writeln!(text, "  shim admin      {}", stack.shim.admin())?;
+    writeln!(text, "  provider admin  {}", stack.provider.admin())?;
+    writeln!(text, "  shim config     {}", stack.files.shim().display())?;
+    writeln!(text, "  provider config {}", stack.files.provider().display())?;
     writeln!(text, "\nFor kube-apiserver, in {}:\n", stack.encryption_file.display())?;
     for line in stack.encryption.to_string().lines() {
         writeln!(text, "    {line}")?;
     }
-    if once {
-        return Ok(text);
-    }
-    let program = binaries::path(local::PROGRAM)?;
+    Ok(text)
+}
+
+/// For people: what to try while it runs.
+pub(crate) fn next(stack: &Stack) -> Result<String> {
+    let mut text = String::new();
     writeln!(text, "\nTry next:")?;
-    writeln!(text, "  curl http://{admin}/status")?;
-    writeln!(text, "  {} rotate --key-file {key_file} --activate", program.display())?;
+    writeln!(text, "  curl {}/status", stack.shim.admin())?;
     match stack.kubeconfig() {
         Some(path) => {
-            let path = path.display();
-            writeln!(
-                text,
-                "  kubectl --kubeconfig {path} create secret generic hello --from-literal=a=b"
-            )?;
-            writeln!(text, "  kubectl --kubeconfig {path} get --raw '/readyz?verbose'")?;
+            let kubectl = format!("kubectl --kubeconfig {}", path.display());
+            writeln!(text, "  {kubectl} create secret generic hello --from-literal=a=b")?;
+            writeln!(text, "  {kubectl} get --raw '/readyz?verbose'")?;
         }
         None => {
             let file = stack.encryption_file.display();
@@ -52,21 +52,39 @@ pub(crate) fn text(stack: &mut Stack, once: bool) -> Result<String> {
             writeln!(text, "  cargo up -- --cluster")?;
         }
     }
-    writeln!(text, "\nCtrl-C ends it.")?;
+    let (files, key) = (&stack.files, stack.files.next_key()?);
+    let (file, provider, shim) = (files.key(key), files.provider(), files.shim());
+    let (shim, program) = (shim.display(), binaries::path(local::PROGRAM)?);
+    let endpoint = files.provider_line(key);
+    writeln!(text, "\nTo rotate to key {key} while it runs:")?;
+    writeln!(text, "  {} create --key-file {}", program.display(), file.display())?;
+    writeln!(text, "  echo '{endpoint}' >> {}", provider.display())?;
+    let line = files.shim_line(key, "read", None);
+    writeln!(text, "  echo '{line}' >> {shim}")?;
+    writeln!(text, "and when the status page shows the key as healthy:")?;
+    writeln!(
+        text,
+        "  sed -i 's/role: write,/role: read,/; s/{{id: {key}, role: read,/{{id: {key}, role: write,/' {shim}"
+    )?;
+    writeln!(text, "\nKeys and configurations stay for the next run. Ctrl-C ends this one.")?;
     Ok(text)
 }
 
 /// For programs: one line.
-pub(crate) fn json(stack: &mut Stack) -> Result<String> {
+pub(crate) fn json(stack: &mut Stack, rotation: Option<&Rotation>) -> Result<String> {
     let pids: BTreeMap<String, u32> = stack.pids().into_iter().collect();
     let value = json!({
-        "endpoint": stack.plugin.endpoint(),
-        "socket": stack.plugin.socket(),
-        "admin": format!("http://{}", stack.plugin.admin().address()),
-        "keyFile": stack.plugin.key_file(),
+        "endpoint": stack.files.endpoint(),
+        "socket": stack.files.socket(),
         "keyId": stack.trial.key_id,
+        "admin": stack.shim.admin(),
+        "statusPage": format!("{}/", stack.shim.admin()),
+        "providerAdmin": stack.provider.admin(),
+        "shimConfig": stack.files.shim(),
+        "providerConfig": stack.files.provider(),
         "encryptionConfiguration": stack.encryption_file,
         "kubeconfig": stack.kubeconfig(),
+        "rotation": rotation,
         "pids": pids,
     });
     Ok(value.to_string())

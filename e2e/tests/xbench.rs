@@ -7,8 +7,20 @@ use serde_json::Value;
 use sidekey_e2e::{LocalPlugin, Scratch};
 
 /// The shortest possible measurement: the figures are not looked at.
-const SHORT: [&str; 8] =
-    ["--seconds", "0.05", "--pool", "20", "--starts", "2", "--concurrency", "1,8"];
+const SHORT: [&str; 12] = [
+    "--seconds",
+    "0.05",
+    "--pool",
+    "20",
+    "--starts",
+    "2",
+    "--concurrency",
+    "1,64",
+    "--calls",
+    "2000",
+    "--reloads",
+    "4",
+];
 
 fn xbench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_xbench"))
@@ -43,6 +55,43 @@ fn a_started_binary_gets_every_figure() {
         );
     }
     assert!(!figures["bars"].as_array().unwrap().is_empty(), "{figures}");
+}
+
+#[test]
+fn the_shim_is_measured_in_turns_with_the_provider_behind_it() {
+    let figures = figures(&["--bin", "sidekey-shim"]);
+    assert_eq!(figures["subject"], "sidekey-shim");
+    assert_eq!(figures["beside"]["subject"], "sidekey-local");
+    assert!(figures["calls"].as_u64().unwrap() >= 2000, "{figures}");
+    let (shim, alone) = (&figures["load"], &figures["beside"]["load"]);
+    assert_eq!(shim.as_array().unwrap().len(), 6, "three operations at two concurrencies");
+    for (shim, alone) in shim.as_array().unwrap().iter().zip(alone.as_array().unwrap()) {
+        assert_eq!(shim["operation"], alone["operation"]);
+        assert_eq!(shim["concurrency"], alone["concurrency"]);
+        assert!(shim["backend_calls"].is_null(), "the shim has no backend: {shim}");
+        assert!(alone["backend_calls"].is_number(), "the provider has one: {alone}");
+    }
+    let reloads = &figures["reloads"];
+    assert_eq!(reloads["live_ms"]["count"], 4);
+    assert!(reloads["after"]["rss"].as_u64().unwrap() > 0, "{reloads}");
+    let bars = figures["bars"].as_array().unwrap();
+    let (values, unmeasured): (Vec<&Value>, Vec<&Value>) =
+        bars.iter().partition(|bar| bar["value"].is_number());
+    assert!(values.len() >= 6, "{figures}");
+    for bar in unmeasured {
+        // Too few calls, reloads and ticks of the CPU clock for these.
+        assert_eq!(bar["met"], false, "what was not measured is not met: {bar}");
+    }
+}
+
+#[test]
+fn without_arguments_provider_and_shim_are_measured() {
+    let output = xbench(&["-o", "json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let names: Vec<&str> =
+        all.as_array().unwrap().iter().map(|one| one["subject"].as_str().unwrap()).collect();
+    assert_eq!(names, ["sidekey-local", "sidekey-shim"]);
 }
 
 #[tokio::test]

@@ -28,6 +28,10 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// Counter of calls to the backend, which our providers have.
 const BACKEND_CALLS: &str = "kms_backend_calls_total";
 
+/// Where two targets are measured, each gets its time in so many turns: whatever else the
+/// machine does in between falls on both.
+const TURNS: u32 = 4;
+
 /// How much to do.
 #[derive(Clone, Debug)]
 pub struct Effort {
@@ -37,11 +41,15 @@ pub struct Effort {
     pub pool: usize,
     /// Measured time of each operation at each concurrency.
     pub time: Duration,
+    /// Calls to make in all; what the measurements leave over is made at the end.
+    pub calls: u64,
 }
 
-/// What is known of the process that is driven.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Observed {
+/// A plugin to drive.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Where it listens.
+    pub endpoint: Endpoint,
     /// For its CPU time.
     pub pid: Option<u32>,
     /// For its count of backend calls.
@@ -57,30 +65,41 @@ pub struct LoadFigures {
     pub calls: u64,
 }
 
-/// Drives the plugin at `endpoint` with every operation at every concurrency. A call that
-/// fails or answers wrongly ends the measurement: figures of a broken plugin mean nothing.
-pub async fn measure_load(
-    endpoint: &Endpoint,
+/// Drives the targets, in turns, with every operation at every concurrency. A call that fails
+/// or answers wrongly ends the measurement: figures of a broken plugin mean nothing.
+pub async fn measure_load<const N: usize>(
+    targets: [&Target; N],
     effort: &Effort,
-    observed: Observed,
-) -> Result<LoadFigures> {
-    let client = connect(endpoint).await?;
-    let load = Load {
-        pool: pool(client.clone(), effort.pool).await?.into(),
-        client,
-        next: Rc::default(),
-        observed,
-    };
-    let mut cells = Vec::new();
+) -> Result<[LoadFigures; N]> {
+    let mut loads = Vec::new();
+    for target in targets {
+        loads.push(Load::prepare(target, effort.pool).await?);
+    }
+    let mut cells: [Vec<Cell>; N] = std::array::from_fn(|_| Vec::new());
+    let turns = if N > 1 { TURNS } else { 1 };
     for operation in [Operation::Decrypt, Operation::Encrypt, Operation::Status] {
         for concurrency in &effort.concurrency {
             let what = || format!("{} at concurrency {concurrency}", operation.name());
-            let cell = load.cell(operation, *concurrency, effort.time).await;
-            cells.push(cell.with_context(what)?);
+            let mut tallies: [Tally; N] = std::array::from_fn(|_| Tally::default());
+            for _ in 0..turns {
+                for (load, tally) in loads.iter().zip(&mut tallies) {
+                    let turn = load.turn(operation, *concurrency, effort.time / turns, tally);
+                    turn.await.with_context(what)?;
+                }
+            }
+            for (tally, cells) in tallies.into_iter().zip(&mut cells) {
+                cells.push(tally.cell(operation, *concurrency).with_context(what)?);
+            }
         }
     }
-    // Each entry of the pool was encrypted and decrypted once.
-    Ok(LoadFigures { cells, calls: load.next.get() + 2 * effort.pool as u64 })
+    let mut cells = cells.into_iter();
+    let mut figures = Vec::new();
+    for load in &loads {
+        load.finish(effort).await.context("the rest of the calls")?;
+        let cells = cells.next().unwrap_or_default();
+        figures.push(LoadFigures { cells, calls: load.calls() });
+    }
+    figures.try_into().ok().context("one set of figures for each target")
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,52 +126,112 @@ struct Wrapped {
     plaintext: Bytes,
 }
 
+/// What was counted of one operation at one concurrency so far.
+#[derive(Debug, Default)]
+struct Tally {
+    latencies: Vec<u32>,
+    took: Duration,
+    /// Warming up included, as in what follows.
+    calls: u64,
+    cpu: Option<Duration>,
+    backend: Option<f64>,
+}
+
+impl Tally {
+    fn cell(mut self, operation: Operation, concurrency: usize) -> Result<Cell> {
+        let latencies = &mut self.latencies;
+        latencies.sort_unstable();
+        ensure!(!latencies.is_empty(), "no call was answered in {:?}", self.took);
+        Ok(Cell {
+            operation: operation.name(),
+            concurrency,
+            calls: latencies.len() as u64,
+            rate: latencies.len() as f64 / self.took.as_secs_f64(),
+            p50_us: percentile(latencies, 0.50),
+            p99_us: percentile(latencies, 0.99),
+            max_us: percentile(latencies, 1.0),
+            server_cpu_us: self.cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / self.calls as f64),
+            backend_calls: self.backend.map(|calls| calls / self.calls as f64),
+        })
+    }
+}
+
 #[derive(Clone)]
 struct Load {
     client: KeyManagementServiceClient<Connection>,
     pool: Rc<[Wrapped]>,
     /// Number of the next call.
     next: Rc<Shared<u64>>,
-    observed: Observed,
+    pid: Option<u32>,
+    admin: Option<SocketAddr>,
 }
 
 impl Load {
+    async fn prepare(target: &Target, size: usize) -> Result<Self> {
+        let client = connect(&target.endpoint).await?;
+        let pool = pool(client.clone(), size).await?.into();
+        Ok(Self { client, pool, next: Rc::default(), pid: target.pid, admin: target.admin })
+    }
+
     /// One operation at one concurrency: warm for a fifth of the time, then measured.
-    async fn cell(&self, operation: Operation, concurrency: usize, time: Duration) -> Result<Cell> {
+    async fn turn(
+        &self,
+        operation: Operation,
+        concurrency: usize,
+        time: Duration,
+        tally: &mut Tally,
+    ) -> Result<()> {
         let backend_before = self.backend_calls().await;
         let (calls_before, cpu_before) = (self.next.get(), self.cpu());
         let begin = Instant::now() + time / 5;
         let end = begin + time;
+        self.drive(operation, concurrency, begin, end, u64::MAX, &mut tally.latencies).await?;
+        tally.took += begin.elapsed();
+        tally.calls += self.next.get() - calls_before;
+        if let Some((before, after)) = cpu_before.zip(self.cpu()) {
+            *tally.cpu.get_or_insert_default() += after.saturating_sub(before);
+        }
+        if let Some((before, after)) = backend_before.zip(self.backend_calls().await) {
+            *tally.backend.get_or_insert_default() += after - before;
+        }
+        Ok(())
+    }
+
+    /// Decrypts until as many calls were made as were asked for.
+    async fn finish(&self, effort: &Effort) -> Result<()> {
+        let last = self.next.get() + effort.calls.saturating_sub(self.calls());
+        let concurrency = effort.concurrency.iter().copied().max().unwrap_or(1);
+        let now = Instant::now();
+        let end = now + Duration::from_secs(3600);
+        self.drive(Operation::Decrypt, concurrency, now, end, last, &mut Vec::new()).await
+    }
+
+    /// All calls so far: each entry of the pool was encrypted and decrypted once.
+    fn calls(&self) -> u64 {
+        self.next.get() + 2 * self.pool.len() as u64
+    }
+
+    async fn drive(
+        &self,
+        operation: Operation,
+        concurrency: usize,
+        begin: Instant,
+        end: Instant,
+        last: u64,
+        latencies: &mut Vec<u32>,
+    ) -> Result<()> {
         let local = LocalSet::new();
         let mut workers = JoinSet::new();
         for _ in 0..concurrency {
-            workers.spawn_local_on(self.clone().work(operation, begin, end), &local);
+            workers.spawn_local_on(self.clone().work(operation, begin, end, last), &local);
         }
-        let mut latencies = Vec::new();
         let collect = async {
             while let Some(done) = workers.join_next().await {
                 latencies.extend(done??);
             }
             anyhow::Ok(())
         };
-        local.run_until(collect).await?;
-        let took = begin.elapsed();
-        let calls = (self.next.get() - calls_before) as f64;
-        let cpu = cpu_before.zip(self.cpu()).map(|(before, after)| after.saturating_sub(before));
-        let backend = backend_before.zip(self.backend_calls().await);
-        latencies.sort_unstable();
-        ensure!(!latencies.is_empty(), "no call was answered in {time:?}");
-        Ok(Cell {
-            operation: operation.name(),
-            concurrency,
-            calls: latencies.len() as u64,
-            rate: latencies.len() as f64 / took.as_secs_f64(),
-            p50_us: percentile(&latencies, 0.50),
-            p99_us: percentile(&latencies, 0.99),
-            max_us: percentile(&latencies, 1.0),
-            server_cpu_us: cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / calls),
-            backend_calls: backend.map(|(before, after)| (after - before) / calls),
-        })
+        local.run_until(collect).await
     }
 
     /// Calls one after the other; gives the latencies of those that began in time.
@@ -161,14 +240,14 @@ impl Load {
         operation: Operation,
         begin: Instant,
         end: Instant,
+        last: u64,
     ) -> Result<Vec<u32>> {
-        let mut latencies = Vec::with_capacity(64 * 1024);
+        let mut latencies = Vec::new();
         loop {
-            let start = Instant::now();
-            if start >= end {
+            let (start, number) = (Instant::now(), self.next.get());
+            if start >= end || number >= last {
                 return Ok(latencies);
             }
-            let number = self.next.get();
             self.next.set(number + 1);
             self.call(operation, number).await?;
             if start >= begin {
@@ -200,13 +279,12 @@ impl Load {
     }
 
     fn cpu(&self) -> Option<Duration> {
-        cpu_time(self.observed.pid?).ok()
+        cpu_time(self.pid?).ok()
     }
 
     /// What the plugin counts itself; `None` if it does not.
     async fn backend_calls(&self) -> Option<f64> {
-        let answer =
-            HttpClient::plain(self.observed.admin?).get("/metrics").await.ok()?.ok().ok()?;
+        let answer = HttpClient::plain(self.admin?).get("/metrics").await.ok()?.ok().ok()?;
         let metrics = Metrics::parse(&answer.text()).ok()?;
         metrics.find(BACKEND_CALLS, &[]).next()?;
         Some(metrics.sum(BACKEND_CALLS, &[]))

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::elf::Binary;
 use super::memory::Memory;
+use super::reload::Reloads;
 
 /// Everything that was measured of one subject.
 #[derive(Clone, Debug, Serialize)]
@@ -20,6 +21,19 @@ pub struct Figures {
     pub loaded: Option<Memory>,
     /// Calls made in all.
     pub calls: u64,
+    /// One for each operation and concurrency.
+    pub load: Vec<Cell>,
+    /// What it was measured beside, in turns.
+    pub beside: Option<Beside>,
+    /// What a changed configuration costs.
+    pub reloads: Option<Reloads>,
+}
+
+/// The plugin behind a subject, driven without it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Beside {
+    /// What was measured.
+    pub subject: String,
     /// One for each operation and concurrency.
     pub load: Vec<Cell>,
 }
@@ -81,9 +95,8 @@ pub struct Bar {
     pub limit: f64,
     /// On which side of it.
     pub direction: Direction,
-    /// The value: from the subject's own figures, and from all figures of the run for a ratio
-    /// between two subjects. `None` if this run did not measure it.
-    pub value: fn(&Figures, &[Figures]) -> Option<f64>,
+    /// The value. `None` if this run did not measure it.
+    pub value: fn(&Figures) -> Option<f64>,
 }
 
 /// A bar and what became of it.
@@ -104,10 +117,10 @@ pub struct Judgement {
 }
 
 /// Holds a subject's figures against its bars.
-pub fn judge(bars: &[Bar], own: &Figures, all: &[Figures]) -> Vec<Judgement> {
+pub fn judge(bars: &[Bar], own: &Figures) -> Vec<Judgement> {
     bars.iter()
         .map(|bar| {
-            let value = (bar.value)(own, all);
+            let value = (bar.value)(own);
             let met = value.is_some_and(|value| match bar.direction {
                 Direction::AtMost => value <= bar.limit,
                 Direction::AtLeast => value >= bar.limit,
@@ -116,6 +129,16 @@ pub fn judge(bars: &[Bar], own: &Figures, all: &[Figures]) -> Vec<Judgement> {
             Judgement { bar: name, unit, direction, limit, value, met }
         })
         .collect()
+}
+
+impl Figures {
+    /// The subject's figures of an operation at a concurrency, and those of the plugin behind
+    /// it alone.
+    pub fn pair(&self, operation: &str, concurrency: usize) -> Option<(&Cell, &Cell)> {
+        let wanted = |cell: &&Cell| cell.operation == operation && cell.concurrency == concurrency;
+        let alone = self.beside.as_ref()?.load.iter().find(wanted)?;
+        Some((self.load.iter().find(wanted)?, alone))
+    }
 }
 
 impl Spread {
@@ -145,6 +168,8 @@ mod tests {
             loaded: None,
             calls: 0,
             load: Vec::new(),
+            beside: None,
+            reloads: None,
         }
     }
 
@@ -163,9 +188,9 @@ mod tests {
             unit: "ms",
             limit,
             direction,
-            value: |own, _| Some(own.start_ms?.median),
+            value: |own| Some(own.start_ms?.median),
         };
-        let met = |bar, figures: &Figures| judge(&[bar], figures, &[])[0].met;
+        let met = |bar, figures: &Figures| judge(&[bar], figures)[0].met;
         assert!(met(bar(4.0, Direction::AtMost), &figures()));
         assert!(!met(bar(3.9, Direction::AtMost), &figures()));
         assert!(met(bar(4.0, Direction::AtLeast), &figures()));

@@ -12,14 +12,16 @@ mod drive;
 mod elf;
 mod figures;
 mod memory;
+mod reload;
 mod report;
 mod server;
 pub mod subject;
 
-pub use drive::{Effort, LoadFigures, Observed, measure_load};
+pub use drive::{Effort, LoadFigures, Target, measure_load};
 pub use elf::Binary;
-pub use figures::{Bar, Cell, Direction, Figures, Judgement, Spread, judge};
+pub use figures::{Bar, Beside, Cell, Direction, Figures, Judgement, Spread, judge};
 pub use memory::{Memory, cpu_time};
+pub use reload::{Reload, Reloads};
 pub use report::table;
 pub use server::Server;
 pub use subject::Subject;

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::figures::{Cell, Direction, Figures, Judgement};
+use super::reload::Reloads;
 
 /// All figures of a subject and what became of its bars, as a text of short tables.
 pub fn table(figures: &Figures, judgements: &[Judgement]) -> String {
@@ -10,6 +11,10 @@ pub fn table(figures: &Figures, judgements: &[Judgement]) -> String {
     // Writing to a string cannot fail.
     let _ = head(&mut text, figures);
     let _ = load(&mut text, &figures.load);
+    if let Some(beside) = &figures.beside {
+        text.push_str(&format!("\n  in turns with it, {} alone:\n", beside.subject));
+        let _ = load(&mut text, &beside.load);
+    }
     let _ = bars(&mut text, judgements);
     text
 }
@@ -35,6 +40,18 @@ fn head(text: &mut String, figures: &Figures) -> std::fmt::Result {
             mib(memory.rss),
             mib(memory.anonymous),
             mib(memory.pss)
+        )?;
+    }
+    if let Some(Reloads { live_ms, before, after }) = figures.reloads {
+        writeln!(
+            text,
+            "  reload   {:.1} ms until in use (median of {}; {:.1} to {:.1}); RSS {:.2} MiB before, {:.2} MiB after",
+            live_ms.median,
+            live_ms.count,
+            live_ms.min,
+            live_ms.max,
+            mib(before.rss),
+            mib(after.rss)
         )?;
     }
     writeln!(text, "  calls    {} in all", figures.calls)

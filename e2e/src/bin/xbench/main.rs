@@ -5,7 +5,6 @@
 //! the project has set itself. It measures and does not judge a build: a missed bar is
 //! printed, not an exit code.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,9 +13,10 @@ use clap::Parser;
 use serde::Serialize;
 use sidekey_core::Endpoint;
 use sidekey_e2e::Scratch;
+use sidekey_e2e::bench::subject::Launch;
 use sidekey_e2e::bench::{
-    Bar, Binary, Effort, Figures, Judgement, Memory, Observed, Server, Spread, Subject, judge,
-    measure_load, subject, table,
+    Bar, Beside, Binary, Effort, Figures, Judgement, Memory, Server, Spread, Subject, Target,
+    judge, measure_load, subject, table,
 };
 use sidekey_e2e::command::{self, Format};
 
@@ -25,11 +25,11 @@ use sidekey_e2e::command::{self, Format};
 #[command(
     name = "cargo xbench",
     bin_name = "cargo xbench",
-    after_help = "Examples:\n  cargo xbench\n  cargo xbench --bin sidekey-local -o json\n  cargo xbench --socket /var/run/kmsplugin/kms.sock\n  cargo xbench --bin ./my-plugin -- --listen unix://{dir}/kms.sock\n\nExit codes: 0 measured, 1 failed, 64 bad usage"
+    after_help = "Examples:\n  cargo xbench\n  cargo xbench --bin sidekey-shim -o json\n  cargo xbench --socket /var/run/kmsplugin/kms.sock\n  cargo xbench --bin ./my-plugin -- --listen unix://{dir}/kms.sock\n\nExit codes: 0 measured, 1 failed, 64 bad usage"
 )]
 struct Arguments {
     /// Binary to start and to measure, by name or path; may be repeated, to compare
-    #[arg(long, value_name = "NAME", default_value = "sidekey-local", conflicts_with = "socket")]
+    #[arg(long, value_name = "NAME", default_values = ["sidekey-local", "sidekey-shim"], conflicts_with = "socket")]
     bin: Vec<String>,
     /// Drive the plugin that listens here instead of starting one
     #[arg(long, value_name = "PATH")]
@@ -46,6 +46,12 @@ struct Arguments {
     /// Starts to take the median of
     #[arg(long, value_name = "N", default_value = "20")]
     starts: std::num::NonZeroUsize,
+    /// Calls to make at least before memory is looked at again
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    calls: u64,
+    /// Changes of the configuration to measure, where there is one
+    #[arg(long, value_name = "N", default_value = "200")]
+    reloads: std::num::NonZeroUsize,
     /// How to print the figures
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
@@ -103,13 +109,14 @@ async fn run(arguments: &Arguments) -> Result<()> {
     print(measured, arguments.output)
 }
 
-/// Starts a subject many times, then loads it.
+/// Starts a subject many times, loads it, and changes the configuration of a fresh one.
 async fn measure(subject: &Subject, arguments: &Arguments) -> Result<Figures> {
     let mut behind = Vec::new();
     for launch in &subject.behind {
         behind.push(Server::start(launch).await?);
     }
-    eprintln!("{}: {} starts", subject.name, arguments.starts);
+    let name = subject.name.as_str();
+    eprintln!("{name}: {} starts", arguments.starts);
     // The first one makes the key and warms the page cache; it is not counted.
     drop(Server::start(&subject.measured).await?);
     let mut starts = Vec::new();
@@ -119,11 +126,26 @@ async fn measure(subject: &Subject, arguments: &Arguments) -> Result<Figures> {
     let server = Server::start(&subject.measured).await?;
     // Whatever it still does after it has become healthy.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let endpoint = subject.measured.socket.to_string_lossy().parse()?;
-    let observed = Observed { pid: Some(server.pid()), admin: server.admin() };
-    let program = Some(subject.measured.program.as_path());
-    let figures = drive(&subject.name, &endpoint, program, observed, arguments).await?;
-    Ok(Figures { start_ms: Spread::of(starts), ..figures })
+    let measured = target(&subject.measured, &server)?;
+    let beside = match (subject.behind.first(), behind.first()) {
+        (Some(launch), Some(server)) if subject.beside => Some((launch, target(launch, server)?)),
+        _ => None,
+    };
+    let mut figures = drive(name, &measured, beside.as_ref(), arguments).await?;
+    figures.binary = Binary::read(&subject.measured.program).ok();
+    figures.start_ms = Spread::of(starts);
+    drop(server);
+    if let Some(reload) = &subject.reload {
+        eprintln!("{name}: {} reloads", arguments.reloads);
+        let server = Server::start(&subject.measured).await?;
+        figures.reloads = Some(reload.measure(&server, arguments.reloads.get()).await?);
+    }
+    Ok(figures)
+}
+
+fn target(launch: &Launch, server: &Server) -> Result<Target> {
+    let endpoint = launch.socket.to_string_lossy().parse()?;
+    Ok(Target { endpoint, pid: Some(server.pid()), admin: server.admin() })
 }
 
 /// Loads a plugin that somebody else has started; what it costs is seen if it is one of ours
@@ -134,42 +156,54 @@ async fn drive_socket(endpoint: &Endpoint, arguments: &Arguments) -> Result<Figu
     let pid = stream.peer_cred()?.pid().and_then(|pid| u32::try_from(pid).ok());
     drop(stream);
     let program = pid.and_then(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok());
-    let observed = Observed { pid, admin: None };
-    drive(&endpoint.to_string(), endpoint, program.as_deref(), observed, arguments).await
+    let target = Target { endpoint: endpoint.clone(), pid, admin: None };
+    let mut figures = drive(&endpoint.to_string(), &target, None, arguments).await?;
+    figures.binary = program.and_then(|path| Binary::read(&path).ok());
+    Ok(figures)
 }
 
 async fn drive(
     name: &str,
-    endpoint: &Endpoint,
-    program: Option<&Path>,
-    observed: Observed,
+    target: &Target,
+    beside: Option<&(&Launch, Target)>,
     arguments: &Arguments,
 ) -> Result<Figures> {
     let effort = Effort {
         concurrency: arguments.concurrency.iter().map(|number| number.get()).collect(),
         pool: arguments.pool.get(),
         time: Duration::from_secs_f64(arguments.seconds),
+        calls: arguments.calls,
     };
-    let memory = || observed.pid.and_then(|pid| Memory::of(pid).ok());
+    let memory = || target.pid.and_then(|pid| Memory::of(pid).ok());
     let idle = memory();
     eprintln!("{name}: load");
-    let load = measure_load(endpoint, &effort, observed).await?;
+    let (load, beside) = match beside {
+        None => {
+            let [load] = measure_load([target], &effort).await?;
+            (load, None)
+        }
+        Some((launch, alone)) => {
+            let [load, alone] = measure_load([target, alone], &effort).await?;
+            (load, Some(Beside { subject: launch.name(), load: alone.cells }))
+        }
+    };
     Ok(Figures {
         subject: name.to_owned(),
-        binary: program.and_then(|path| Binary::read(path).ok()),
+        binary: None,
         start_ms: None,
         idle,
         loaded: memory(),
         calls: load.calls,
         load: load.cells,
+        beside,
+        reloads: None,
     })
 }
 
 fn print(measured: Vec<(Figures, &'static [Bar])>, output: Format) -> Result<()> {
-    let all: Vec<Figures> = measured.iter().map(|(figures, _)| figures.clone()).collect();
     let reports: Vec<Report> = measured
         .into_iter()
-        .map(|(figures, bars)| Report { bars: judge(bars, &figures, &all), figures })
+        .map(|(figures, bars)| Report { bars: judge(bars, &figures), figures })
         .collect();
     match output {
         Format::Text => {

@@ -28,7 +28,9 @@ fn products() -> BTreeSet<String> {
 #[test]
 fn every_binary_is_static_and_stripped() {
     let products = products();
-    assert!(products.contains("sidekey-local"), "{products:?}");
+    for name in ["sidekey-local", "sidekey-shim"] {
+        assert!(products.contains(name), "{products:?}");
+    }
     for name in products {
         let binary = Binary::read(&binaries::path(&name).unwrap()).unwrap();
         assert!(binary.is_static, "{name} needs a loader or a shared library");

@@ -68,8 +68,12 @@ fn the_shim_names_no_provider() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter(|name| name != "core" && name != "conformance")
         .collect();
+    let all = files();
+    let product = |file: &&String| file.starts_with("shim/src/") || *file == "shim/Cargo.toml";
+    let shim: Vec<&String> = all.iter().filter(product).collect();
+    assert!(shim.len() > 5 && !providers.is_empty(), "sources not found: {shim:?}");
     let mut wrong = Vec::new();
-    for file in files().iter().filter(|file| file.starts_with("shim/src/")) {
+    for file in shim {
         let text = std::fs::read_to_string(root().join(file)).unwrap();
         for name in &providers {
             if text.contains(&format!("sidekey-{name}"))

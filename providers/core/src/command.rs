@@ -1,5 +1,6 @@
 //! The command line that every provider has, and the commands that need no provider.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,8 +27,15 @@ pub trait CommandLine: Provider {
     /// Commands of its own; [`NoCommand`] if it has none.
     type Command: Subcommand;
 
-    /// The `keys` section that the flags describe, or `None` if they describe none.
-    fn keys(flags: Self::Flags) -> Result<Option<Value>, Error>;
+    /// The `keys` section that the flags describe, or `None` if they describe none. It must not
+    /// change anything: the command line may yet turn out to be wrong.
+    fn keys(flags: &Self::Flags) -> Result<Option<Value>, Error>;
+
+    /// What the flags ask to be done before the first key is served, once the whole configuration
+    /// has been found sound.
+    fn prepare(_flags: &Self::Flags) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// The form in which a command of its own answers.
     fn output(command: &Self::Command) -> Output;
@@ -198,18 +206,19 @@ pub(crate) fn execute<P: Provider>(command: CommonCommand) -> ExitCode {
 pub fn print(result: Result<Answer, Error>, output: Output) -> ExitCode {
     match (result, output) {
         (Ok(answer), Output::Text) => {
-            println!("{}", answer.text);
+            say(&answer.text);
             ExitCode::SUCCESS
         }
         (Ok(answer), Output::Json) => {
-            println!("{:#}", answer.json);
+            say(&format!("{:#}", answer.json));
             ExitCode::SUCCESS
         }
         (Err(error), output) => {
             if output == Output::Json {
-                println!("{:#}", json!({"error": error.report(), "kind": error.kind().label()}));
+                let json = json!({"error": error.report(), "kind": error.kind().label()});
+                say(&format!("{json:#}"));
             } else {
-                eprintln!("error: {}", error.report());
+                complain(&format!("error: {}", error.report()));
             }
             let bad_usage = error.kind() == Kind::Invalid;
             if bad_usage { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
@@ -219,8 +228,18 @@ pub fn print(result: Result<Answer, Error>, output: Output) -> ExitCode {
 
 /// Says what is wrong with a command line or configuration, and gives the exit code.
 pub fn usage(text: &str) -> ExitCode {
-    eprintln!("error: {text}");
+    complain(&format!("error: {text}"));
     ExitCode::from(EXIT_USAGE)
+}
+
+/// Prints a line; that nobody reads it is no reason to fail, as `println!` would.
+pub fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// Prints a line where errors go; that nobody reads it is no reason to fail, as `eprintln!` would.
+pub fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Lists every mistake, one a line.
@@ -248,11 +267,12 @@ fn check<P: Provider>(path: &std::path::Path, output: Output) -> ExitCode {
             .iter()
             .map(|problem| json!({"path": problem.path, "message": problem.message}))
             .collect();
-        println!("{:#}", json!({"file": source, "ok": problems.is_empty(), "mistakes": list}));
+        let json = json!({"file": source, "ok": problems.is_empty(), "mistakes": list});
+        say(&format!("{json:#}"));
     } else if problems.is_empty() {
-        println!("{source} is sound");
+        say(&format!("{source} is sound"));
     } else {
-        eprintln!("error: {}", mistakes(&source, &problems));
+        complain(&format!("error: {}", mistakes(&source, &problems)));
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) }
 }

@@ -63,7 +63,8 @@ use std::time::Duration;
 pub use admin::Source;
 pub use canary::Canary;
 pub use command::{
-    Answer, CommandLine, EXIT_USAGE, NoCommand, Output, ask, mistakes, print, read_file, usage,
+    Answer, CommandLine, EXIT_USAGE, NoCommand, Output, ask, complain, mistakes, print, read_file,
+    say, usage,
 };
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Kind};

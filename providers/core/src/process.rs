@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin::{Admin, Reach, Source};
+use crate::command::complain;
 use crate::server::{Stopper, bind, serve_admin, serve_admin_socket, serve_http1, stopper};
 use crate::socket::SocketOptions;
 use crate::telemetry::LevelHandle;
@@ -30,12 +31,14 @@ pub struct Signals {
     interrupt: Signal,
 }
 
-/// A core dump would hold keys.
+/// A core dump would hold keys. One byte, because none at all stops only dumps to a file: where
+/// the kernel pipes dumps to a program it takes 1, and nothing else, for "no dump".
 pub fn no_core_dumps() {
-    use rustix::process::{Resource, Rlimit, setrlimit};
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Core).maximum.map_or(1, |most| most.min(1));
+    let none = Rlimit { current: Some(limit), maximum: Some(limit) };
     if let Err(error) = setrlimit(Resource::Core, none) {
-        eprintln!("warning: core dumps cannot be turned off: {error}");
+        complain(&format!("warning: core dumps cannot be turned off: {error}"));
     }
 }
 

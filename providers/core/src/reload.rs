@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::command::{mistakes, parse_file};
-use crate::files::{Files, Subscription, Watcher};
+use crate::files::{Digest, Files, Subscription, Watcher};
 use crate::{Error, jitter};
 
 /// The wait before a refused configuration is tried again; it doubles up to [`LAST_RETRY`].
@@ -32,6 +32,14 @@ impl ConfigFile {
     pub fn watch(watcher: &Watcher, path: &Path) -> Self {
         let mut subscription = watcher.subscribe([path.to_owned()].into());
         let _ = subscription.read();
+        Self { path: path.to_owned(), subscription, refused: None }
+    }
+
+    /// Watches `path`, of which the caller has read the state with this digest: a change since
+    /// then is told, too.
+    pub fn watch_since(watcher: &Watcher, path: &Path, known: Digest) -> Self {
+        let mut subscription = watcher.subscribe([path.to_owned()].into());
+        subscription.told(known);
         Self { path: path.to_owned(), subscription, refused: None }
     }
 
@@ -93,6 +101,18 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_change_between_reading_and_watching_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("c.yaml");
+        std::fs::write(&path, "a: 1").unwrap();
+        let read = Files::read([path.as_path()]).unwrap();
+        std::fs::write(&path, "a: 2").unwrap();
+        let watcher = Watcher::new(Duration::from_secs(1));
+        let mut file = ConfigFile::watch_since(&watcher, &path, read.digest());
+        assert_eq!(file.next().await.unwrap()["a"], 2);
+    }
 
     #[tokio::test]
     async fn a_refused_document_is_tried_again_and_an_unreadable_one_is_not() {

@@ -1,23 +1,25 @@
 //! The life of a provider process: read, log, bind, serve, drain.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use serde_json::{Value, json};
 
-use crate::Error;
 use crate::command::{
-    CommandLine, CommonCommand, EXIT_USAGE, Output, ProcessFlags, execute, mistakes, print,
-    read_file, usage,
+    CommandLine, CommonCommand, EXIT_USAGE, Output, ProcessFlags, execute, mistakes, parse_file,
+    print, usage,
 };
-use crate::config::{self, ProcessConfig};
-use crate::files::Watcher;
+use crate::config::{self, LogOptions, Problems, ProcessConfig};
+use crate::files::{Digest, Files, Watcher};
 use crate::metrics::Outcome;
-use crate::process::{Signals, arguments, no_core_dumps, start_admin};
+use crate::process::{AdminOptions, Signals, arguments, no_core_dumps, start_admin};
 use crate::reload::ConfigFile;
 use crate::supervisor::Supervisor;
 use crate::telemetry::{self, LevelHandle};
+use crate::{Error, Kind};
 
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
@@ -36,6 +38,15 @@ enum Commands<P: CommandLine> {
     Common(CommonCommand),
     #[command(flatten)]
     Own(P::Command),
+}
+
+/// What a process keeps for its whole life, whatever a later configuration says: all but the
+/// level of the log.
+struct Lasting {
+    admin: AdminOptions,
+    log: LogOptions,
+    times: (Duration, Duration),
+    level: LevelHandle,
 }
 
 /// The whole of a provider's `main`.
@@ -68,7 +79,7 @@ pub fn run<P: CommandLine>() -> ExitCode {
 
 /// Reads the configuration and runs until told to stop.
 fn serve<P: CommandLine>(process: ProcessFlags, flags: P::Flags) -> ExitCode {
-    let keys = match P::keys(flags) {
+    let keys = match P::keys(&flags) {
         Ok(keys) => keys,
         Err(error) => return print(Err(error), Output::Text),
     };
@@ -79,23 +90,30 @@ fn serve<P: CommandLine>(process: ProcessFlags, flags: P::Flags) -> ExitCode {
         (None, None) => {
             return usage("nothing to serve: give --config or the flags of a key; see --help");
         }
-        (Some(path), None) => (path.display().to_string(), read_file(path)),
-        (None, Some(keys)) => ("the command line".to_owned(), Ok(json!({"keys": keys}))),
+        (Some(path), None) => (path.display().to_string(), first(path)),
+        (None, Some(keys)) => ("the command line".to_owned(), Ok((json!({"keys": keys}), None))),
     };
-    let config = document.and_then(|mut document| {
+    let config = document.and_then(|(mut document, known)| {
         process.lay_over(&mut document);
-        config::parse::<P>(&document)
+        Ok((config::parse::<P>(&document)?, known))
     });
-    let config = match config {
+    let (config, known) = match config {
         Ok(config) => config,
         Err(problems) => return usage(&mistakes(&source, &problems)),
     };
+    if let Err(error) = P::prepare(&flags) {
+        return print(Err(error), Output::Text);
+    }
     let level = telemetry::start(config.log);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return usage(&format!("cannot start the runtime: {error}")),
+        Err(error) => {
+            let error = Error::new(Kind::Bug, "cannot start the runtime").with_source(error);
+            return print(Err(error), Output::Text);
+        }
     };
-    let result = runtime.block_on(live::<P>(config, process, source, level));
+    let file = process.config.clone().zip(known);
+    let result = runtime.block_on(live::<P>(config, file, process, source, level));
     // A second signal must not wait for anything that still runs.
     runtime.shutdown_background();
     match result {
@@ -107,8 +125,15 @@ fn serve<P: CommandLine>(process: ProcessFlags, flags: P::Flags) -> ExitCode {
     }
 }
 
+/// The configuration to start with, and what tells it from a later one.
+fn first(path: &Path) -> Result<(Value, Option<Digest>), Problems> {
+    let files = Files::read([path]).map_err(|error| Problems::one("", &error.report()))?;
+    Ok((parse_file(path, &files)?, Some(files.digest())))
+}
+
 async fn live<P: CommandLine>(
     config: ProcessConfig,
+    file: Option<(PathBuf, Digest)>,
     process: ProcessFlags,
     source: String,
     level: LevelHandle,
@@ -118,16 +143,21 @@ async fn live<P: CommandLine>(
     let watcher = Arc::new(Watcher::new(config.file_poll));
     let mut supervisor = Supervisor::new(P::NAME, source, watcher.clone());
     let admin =
-        start_admin(&config.admin, &config.socket, supervisor.shared.clone(), level).await?;
+        start_admin(&config.admin, &config.socket, supervisor.shared.clone(), level.clone())
+            .await?;
     let drain = config.drain;
-    supervisor.apply(config).await?;
-    let mut file = process.config.as_deref().map(|path| ConfigFile::watch(&watcher, path));
+    let mut lasting = Lasting::of(&config, level);
+    tokio::select! {
+        applied = supervisor.apply(config) => applied?,
+        () = signals.next() => return Ok(()),
+    }
+    let mut file = file.map(|(path, known)| ConfigFile::watch_since(&watcher, &path, known));
     loop {
         tokio::select! {
             () = signals.next() => break,
             document = next(&mut file) => {
-                let result = take_over::<P>(document, &process, &mut supervisor).await;
-                if let (Ok(()), Some(file)) = (result, &mut file) {
+                let result = take_over::<P>(document, &process, &mut supervisor, &mut lasting);
+                if let (Ok(()), Some(file)) = (result.await, &mut file) {
                     file.accepted();
                 }
             }
@@ -155,15 +185,15 @@ async fn take_over<P: CommandLine>(
     document: Result<Value, String>,
     process: &ProcessFlags,
     supervisor: &mut Supervisor,
+    lasting: &mut Lasting,
 ) -> Result<(), ()> {
     let result = match document {
-        Ok(document) => load::<P>(document, process, supervisor).await,
+        Ok(document) => load::<P>(document, process, supervisor, lasting).await,
         Err(error) => Err(error),
     };
     match result {
         Ok(()) => {
             supervisor.shared.metrics.config_reload(Outcome::Success);
-            tracing::info!("new configuration is in use");
             Ok(())
         }
         Err(error) => {
@@ -178,9 +208,37 @@ async fn load<P: CommandLine>(
     mut document: Value,
     process: &ProcessFlags,
     supervisor: &mut Supervisor,
+    lasting: &mut Lasting,
 ) -> Result<(), String> {
     process.lay_over(&mut document);
     let config = config::parse::<P>(&document)
         .map_err(|problems| mistakes("the new configuration", &problems))?;
-    supervisor.apply(config).await.map_err(|error| error.report())
+    let (shown, new) = (config.shown.clone(), Lasting::of(&config, lasting.level.clone()));
+    supervisor.apply(config).await.map_err(|error| error.report())?;
+    tracing::info!(config = %shown, "new configuration is in use");
+    lasting.follow(new);
+    Ok(())
+}
+
+impl Lasting {
+    fn of(config: &ProcessConfig, level: LevelHandle) -> Self {
+        let ProcessConfig { admin, log, drain, file_poll, .. } = config;
+        Self { admin: admin.clone(), log: *log, times: (*drain, *file_poll), level }
+    }
+
+    /// Takes over what can be, and says what cannot.
+    fn follow(&mut self, new: Self) {
+        if self.log.level != new.log.level {
+            self.level.change(&new.log.level.to_string());
+            self.log.level = new.log.level;
+        }
+        let changed = [
+            ("admin or adminSocket", self.admin != new.admin),
+            ("log.format", self.log.format != new.log.format),
+            ("drain or filePoll", self.times != new.times),
+        ];
+        for (fields, _) in changed.into_iter().filter(|(_, changed)| *changed) {
+            tracing::warn!(fields, "the change of these takes effect at the next start");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use sidekey_core::{Answer, CommandLine, Error, Kind, Output};
+use sidekey_core::{Answer, CommandLine, Error, Kind, Output, complain};
 
 use crate::{KeyFile, Local, store};
 
@@ -87,27 +87,32 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
     type Flags = Flags;
     type Command = LocalCommand;
 
-    fn keys(flags: Flags) -> Result<Option<Value>, Error> {
-        let Some(path) = flags.key_file else {
+    fn keys(flags: &Flags) -> Result<Option<Value>, Error> {
+        let Some(path) = &flags.key_file else {
             return match flags.listen {
                 None => Ok(None),
                 Some(_) => Err(Error::new(Kind::Invalid, "--listen needs --key-file")),
             };
         };
-        let path = std::path::absolute(&path).map_err(|error| {
+        let path = std::path::absolute(path).map_err(|error| {
             Error::new(Kind::Invalid, format!("--key-file {}", path.display())).with_source(error)
         })?;
-        if flags.create_key && store::create(&path)? {
-            eprintln!(
-                "made a new key in {}: back it up, data cannot be read without it",
-                path.display()
-            );
-        }
         let mut key = json!({"id": "1", "type": "local", "credentials": {"keyFile": path}});
-        if let Some(listen) = flags.listen {
-            key["listen"] = listen.into();
+        if let Some(listen) = &flags.listen {
+            key["listen"] = listen.as_str().into();
         }
         Ok(Some(json!([key])))
+    }
+
+    fn prepare(flags: &Flags) -> Result<(), Error> {
+        let Some(path) = flags.key_file.as_ref().filter(|_| flags.create_key) else {
+            return Ok(());
+        };
+        if store::create(path)? {
+            let path = path.display();
+            complain(&format!("made a new key in {path}: back it up, data is lost without it"));
+        }
+        Ok(())
     }
 
     fn output(command: &LocalCommand) -> Output {

@@ -132,7 +132,8 @@ impl Admin {
         match (method, asked) {
             (&Method::GET, _) => text(StatusCode::OK, &format!("{}\n", self.level.level())),
             (&Method::PUT, Some(level)) if self.level.change(level) => {
-                tracing::info!(level, "log level changed");
+                // Not `level`: in JSON that is the level of the line itself.
+                tracing::info!(to = level, "log level changed");
                 text(StatusCode::OK, &format!("{level}\n"))
             }
             _ => text(

@@ -32,8 +32,8 @@ pub(crate) struct Keeper {
     spec: KeySpec,
     options: ProbeOptions,
     subscription: Subscription,
-    rereads: mpsc::Receiver<oneshot::Sender<bool>>,
-    orders: mpsc::Receiver<Reconfigure>,
+    rereads: mpsc::Receiver<oneshot::Sender<()>>,
+    orders: mpsc::UnboundedReceiver<Reconfigure>,
     /// The files that the client in use was made of.
     loaded: Option<Files>,
     /// Wrapped by the client in use: a standby client must be able to unwrap it.
@@ -61,7 +61,7 @@ enum Wake {
     Due,
     Suspicion,
     Files(Result<Files, Error>),
-    Reread(oneshot::Sender<bool>),
+    Reread(oneshot::Sender<()>),
     Order(Reconfigure),
     End,
 }
@@ -72,8 +72,8 @@ impl Keeper {
         spec: KeySpec,
         options: ProbeOptions,
         watcher: &Watcher,
-        rereads: mpsc::Receiver<oneshot::Sender<bool>>,
-        orders: mpsc::Receiver<Reconfigure>,
+        rereads: mpsc::Receiver<oneshot::Sender<()>>,
+        orders: mpsc::UnboundedReceiver<Reconfigure>,
     ) -> Self {
         let subscription = watcher.subscribe(spec.connector.files().clone());
         let backoff = FIRST_BACKOFF;
@@ -98,11 +98,16 @@ impl Keeper {
                 }
                 Wake::Files(Err(error)) => self.unreadable(&error),
                 Wake::Reread(done) => {
-                    let fresh = self.reread().await;
+                    if self.reread().await.is_err() {
+                        due = due.min(Instant::now() + jitter(self.backoff));
+                    }
                     // Nobody may be waiting any more; that is fine.
-                    let _ = done.send(fresh);
+                    let _ = done.send(());
                 }
-                Wake::Order(order) => {
+                Wake::Order(mut order) => {
+                    while let Ok(newer) = self.orders.try_recv() {
+                        order = newer;
+                    }
                     self.order(order);
                     due = Instant::now() + self.work().await;
                 }
@@ -296,14 +301,16 @@ impl Keeper {
         Ok((sealed.key_id.clone(), (sealed, plaintext)))
     }
 
-    /// Reads the files again for a caller who needs what may be in them.
-    async fn reread(&mut self) -> bool {
-        let Ok(files) = self.subscription.read() else { return false };
-        if self.loaded.as_ref().is_some_and(|loaded| loaded.digest() == files.digest()) {
-            return false;
+    /// Reads the files again for a caller who needs what may be in them. What has been refused is
+    /// not tried once more for that: callers choose how often they come.
+    async fn reread(&mut self) -> Result<(), ()> {
+        let Ok(files) = self.subscription.read() else { return Ok(()) };
+        let pending = self.pending.as_ref().map(|pending| &pending.files);
+        if self.loaded.iter().chain(pending).any(|known| known.digest() == files.digest()) {
+            return Ok(());
         }
         self.pending = Some(Pending { spec: self.take_pending_spec(), files });
-        self.take_over().await.is_ok()
+        self.take_over().await
     }
 
     fn order(&mut self, order: Reconfigure) {
@@ -327,6 +334,9 @@ impl Keeper {
 
     /// Files that cannot be read now, a token half-written, say: what is in use stays in use.
     fn unreadable(&self, error: &Error) {
+        if self.key.active().is_none() {
+            return self.failed(error);
+        }
         tracing::warn!(key = %self.key.id, error = %error.report(), "changed files cannot be read, the last good ones stay in use");
         self.key.metrics.reload(Outcome::Failure);
         self.key.refusal(Some(error));

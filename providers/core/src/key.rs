@@ -36,10 +36,10 @@ pub(crate) struct Key {
     active: ArcSwapOption<Active>,
     /// Every key_id ever announced by this process: none of them may come back.
     past: Mutex<HashSet<KeyId>>,
-    flights: Flights<Sealed, Result<Arc<Secret>, Arc<Error>>>,
+    flights: Flights<Sealed, Unwrapped>,
     /// Why changed files or settings are not in use, if they are not.
     refusal: Mutex<Option<Trouble>>,
-    rereads: mpsc::Sender<oneshot::Sender<bool>>,
+    rereads: mpsc::Sender<oneshot::Sender<()>>,
 }
 
 /// The client in use and the version it wraps with: one pointer, so that they change together.
@@ -48,13 +48,20 @@ pub(crate) struct Active {
     pub(crate) key_id: KeyId,
 }
 
+/// The answer to a Decrypt, and who gave it.
+#[derive(Clone)]
+struct Unwrapped {
+    answer: Result<Arc<Secret>, Arc<Error>>,
+    by: Arc<Active>,
+}
+
 impl Key {
     pub(crate) fn new(
         id: KeyNumber,
         endpoint: Endpoint,
         options: ProbeOptions,
         metrics: KeyMetrics,
-        rereads: mpsc::Sender<oneshot::Sender<bool>>,
+        rereads: mpsc::Sender<oneshot::Sender<()>>,
     ) -> Self {
         Self {
             id,
@@ -117,34 +124,37 @@ impl Key {
         call: &Call<'_>,
     ) -> Result<Arc<Secret>, Arc<Error>> {
         let sealed = Arc::new(sealed);
-        let first = self.decrypt_once(&sealed, call).await;
-        match first {
-            Err(error) if error.needs_reload() && self.reread(call.deadline).await => {
-                self.decrypt_once(&sealed, call).await
+        let first = self.decrypt_once(&sealed, call).await?;
+        if first.answer.as_ref().is_err_and(|error| error.needs_reload()) {
+            self.reread(call.deadline).await;
+            // It may have been another call that brought the new client about.
+            if self.active().is_some_and(|now| !Arc::ptr_eq(&now, &first.by)) {
+                return self.decrypt_once(&sealed, call).await?.answer;
             }
-            other => other,
         }
+        first.answer
     }
 
     async fn decrypt_once(
         self: &Arc<Self>,
         sealed: &Arc<Sealed>,
         call: &Call<'_>,
-    ) -> Result<Arc<Secret>, Arc<Error>> {
+    ) -> Result<Unwrapped, Arc<Error>> {
         loop {
             let active = self.ready().map_err(Arc::new)?;
             let (key, uid, deadline) = (self.clone(), call.uid.to_owned(), call.deadline);
             let flight = self.flights.join(sealed, move |sealed| async move {
                 let call = Call { uid: &uid, deadline };
                 let work = key.retry(&call, || key.unwrap(&active.backend, &sealed, &call));
-                within(deadline, work).await.map(Arc::new).map_err(Arc::new)
+                let answer = within(deadline, work).await.map(Arc::new).map_err(Arc::new);
+                Unwrapped { answer, by: active.clone() }
             });
             let landed =
                 timeout_at(call.deadline, flight).await.map_err(|_| Arc::new(timed_out()))?;
             if landed.shared {
                 self.metrics.shared();
             }
-            match &landed.answer {
+            match &landed.answer.answer {
                 // The one we joined had less time than we have.
                 Err(error)
                     if landed.shared
@@ -154,7 +164,7 @@ impl Key {
                     if let Err(error) = outcome {
                         self.suspect(error);
                     }
-                    return landed.answer;
+                    return Ok(landed.answer);
                 }
             }
         }
@@ -247,11 +257,17 @@ impl Key {
         }
     }
 
-    /// Has the keeper read the key's files at once; true if a new client is in place.
-    async fn reread(&self, deadline: Instant) -> bool {
+    /// Has the keeper read the key's files at once, and waits until it has.
+    async fn reread(&self, deadline: Instant) {
         let (done, answer) = oneshot::channel();
-        self.rereads.send(done).await.is_ok()
-            && matches!(timeout_at(deadline, answer).await, Ok(Ok(true)))
+        let asking = async {
+            if self.rereads.send(done).await.is_ok() {
+                // The keeper is gone when the key is: there is nothing to wait for then.
+                let _ = answer.await;
+            }
+        };
+        // Who has no time left is answered with what is known.
+        let _ = timeout_at(deadline, asking).await;
     }
 
     async fn retry<T, F: Future<Output = Result<T, Error>>>(

@@ -2,6 +2,7 @@
 //! hash of the one key_id that is announced.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -62,6 +63,8 @@ pub(crate) struct KeyMetrics {
     shared: Counter,
     refused: Counter,
     announced: Mutex<Option<KeyHash>>,
+    /// Set when the key has been removed or has moved: its gauges may be another's by now.
+    retired: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
@@ -225,7 +228,7 @@ impl KeyMetrics {
                 metrics.backend_durations.get_or_create(&operation(op)).clone(),
             )
         });
-        let ok = KeyCode { key, code: "Ok" };
+        let ok = KeyCode { key, code: "OK" };
         let ok = [&metrics.encrypts, &metrics.decrypts].map(|f| f.get_or_create(&ok).clone());
         for outcome in [Outcome::Success, Outcome::Failure] {
             let _ = metrics.reloads.get_or_create(&KeyOutcome { key, result: outcome.label() });
@@ -245,6 +248,7 @@ impl KeyMetrics {
             shared,
             refused,
             announced: Mutex::default(),
+            retired: AtomicBool::new(false),
             metrics,
         };
         this.healthy(false);
@@ -301,12 +305,18 @@ impl KeyMetrics {
 
     /// What Status says now.
     pub(crate) fn healthy(&self, healthy: bool) {
+        if self.retired() {
+            return;
+        }
         let label = KeyEndpoint { key: self.key, endpoint: self.endpoint.clone() };
         self.metrics.healthy.get_or_create(&label).set(i64::from(healthy));
     }
 
     /// The key_id that Status announces now.
     pub(crate) fn announced(&self, key_id: &KeyId) {
+        if self.retired() {
+            return;
+        }
         let label = KeyHash { key: self.key, key_id_hash: key_id.hash() };
         let Ok(mut announced) = self.announced.lock() else { return };
         if let Some(old) = announced.as_ref().filter(|old| **old != label) {
@@ -314,6 +324,26 @@ impl KeyMetrics {
         }
         self.metrics.key_ids.get_or_create(&label).set(1);
         *announced = Some(label);
+    }
+
+    /// A removed key takes its gauges along at once, though its last requests may still run; its
+    /// counters stay, as counters should.
+    pub(crate) fn retire(&self) {
+        if self.retired.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let endpoint = self.endpoint.clone();
+        self.metrics.healthy.remove(&KeyEndpoint { key: self.key, endpoint });
+        self.metrics.expiry.remove(&KeyLabel { key: self.key });
+        if let Ok(mut announced) = self.announced.lock()
+            && let Some(label) = announced.take()
+        {
+            self.metrics.key_ids.remove(&label);
+        }
+    }
+
+    fn retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
     }
 
     /// Counts an attempt to take over changed files or settings.
@@ -324,6 +354,9 @@ impl KeyMetrics {
 
     /// When the credentials in use expire.
     pub(crate) fn expiry(&self, at: Option<SystemTime>) {
+        if self.retired() {
+            return;
+        }
         let label = KeyLabel { key: self.key };
         match at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok()) {
             Some(at) => {
@@ -333,20 +366,6 @@ impl KeyMetrics {
             None => {
                 self.metrics.expiry.remove(&label);
             }
-        }
-    }
-}
-
-/// A removed key takes its gauges along; its counters stay, as counters should.
-impl Drop for KeyMetrics {
-    fn drop(&mut self) {
-        let endpoint = std::mem::take(&mut self.endpoint);
-        self.metrics.healthy.remove(&KeyEndpoint { key: self.key, endpoint });
-        self.metrics.expiry.remove(&KeyLabel { key: self.key });
-        if let Ok(announced) = self.announced.get_mut()
-            && let Some(label) = announced.take()
-        {
-            self.metrics.key_ids.remove(&label);
         }
     }
 }
@@ -380,7 +399,7 @@ impl Outcome {
 /// Codes as kube-apiserver's `grpc_status_code` label writes them.
 fn code_name(code: tonic::Code) -> &'static str {
     match code {
-        tonic::Code::Ok => "Ok",
+        tonic::Code::Ok => "OK",
         tonic::Code::InvalidArgument => "InvalidArgument",
         tonic::Code::FailedPrecondition => "FailedPrecondition",
         tonic::Code::PermissionDenied => "PermissionDenied",

@@ -43,7 +43,7 @@ struct Running {
     kek: serde_json::Value,
     whole: serde_json::Value,
     options: (ProbeOptions, SocketOptions),
-    orders: mpsc::Sender<Reconfigure>,
+    orders: mpsc::UnboundedSender<Reconfigure>,
     stopper: Stopper,
     server: JoinHandle<()>,
 }
@@ -133,6 +133,7 @@ impl Supervisor {
                     && (running.kek == spec.kek || !running.key.health.was_proven())
             });
             if !unmoved {
+                self.check_free(spec)?;
                 // A key that stays where it is but with another mode: its own socket answers.
                 let own = self.running.get(&spec.id).filter(|r| r.key.endpoint == spec.endpoint);
                 if own.is_some() {
@@ -151,6 +152,16 @@ impl Supervisor {
         Ok(sockets)
     }
 
+    /// Callers of a socket must not meet another key on it from one call to the next.
+    fn check_free(&self, spec: &KeySpec) -> Result<(), Error> {
+        let taken =
+            |running: &&Running| running.key.id != spec.id && running.key.endpoint == spec.endpoint;
+        let Some(other) = self.running.values().find(taken) else { return Ok(()) };
+        let text =
+            format!("{} of key {} is served for key {}", spec.endpoint, spec.id, other.key.id);
+        Err(Error::new(Kind::Config, text).with_hint("give the new key a socket of its own"))
+    }
+
     fn start(
         &mut self,
         spec: KeySpec,
@@ -159,9 +170,12 @@ impl Supervisor {
         socket: &SocketOptions,
         drain: Duration,
     ) {
+        if let Some(old) = self.running.remove(&spec.id) {
+            old.end();
+        }
         let metrics = KeyMetrics::new(self.shared.metrics.clone(), spec.id, &spec.endpoint);
         let (ask_reread, rereads) = mpsc::channel(16);
-        let (orders, inbox) = mpsc::channel(4);
+        let (orders, inbox) = mpsc::unbounded_channel();
         let key = Key::new(spec.id, spec.endpoint.clone(), probe, metrics, ask_reread);
         let key = Arc::new(key);
         let (stopper, stop) = stopper();
@@ -175,9 +189,7 @@ impl Supervisor {
         tokio::spawn(keeper.run());
         let options = (probe, socket.clone());
         let running = Running { key, kek, whole, options, orders, stopper, server };
-        if let Some(old) = self.running.insert(id, running) {
-            old.end();
-        }
+        self.running.insert(id, running);
     }
 
     fn change(&mut self, spec: KeySpec, options: ProbeOptions) {
@@ -189,11 +201,8 @@ impl Supervisor {
         running.kek = spec.kek.clone();
         running.whole = spec.whole.clone();
         running.options.0 = options;
-        if running.orders.try_send(Reconfigure { spec, options }).is_err() {
-            tracing::error!(key = %running.key.id, "the key is too busy to take its new settings");
-            // Compared with these the next time, so that they are sent again.
-            running.whole = serde_json::Value::Null;
-        }
+        // The keeper runs as long as we hold the other end.
+        let _ = running.orders.send(Reconfigure { spec, options });
     }
 }
 
@@ -256,6 +265,7 @@ impl Source for Shared {
 impl Running {
     /// Stops the socket and the keeper; the handle ends when open requests have.
     fn end(self) -> JoinHandle<()> {
+        self.key.metrics.retire();
         self.stopper.stop();
         self.server
     }

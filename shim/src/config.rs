@@ -195,6 +195,14 @@ impl Role {
     }
 }
 
+impl UpstreamSpec {
+    /// Whether a fingerprint is this key's; one that says nothing matches every key.
+    pub fn matches(&self, fingerprint: &str) -> bool {
+        [self.fingerprint.as_str(), NO_FINGERPRINT].contains(&fingerprint)
+            || self.fingerprint == NO_FINGERPRINT
+    }
+}
+
 impl ShimConfig {
     /// The key that writes; there is one, as checked.
     pub fn writer(&self) -> Option<&KeySpec> {

@@ -13,7 +13,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
-use crate::config::{KeySpec, Role, ShimConfig, UpstreamSpec};
+use crate::config::{self, KeySpec, Role, ShimConfig, UpstreamSpec};
 use crate::key::Key;
 use crate::lastgood::LastGood;
 use crate::link::{Link, Tls};
@@ -40,7 +40,10 @@ pub(crate) struct Engine {
     /// The number of the key that writes, for the probers.
     writer: Arc<AtomicU64>,
     past_writers: BTreeSet<u64>,
-    last_good: Option<PathBuf>,
+    /// What was in use before this process: its keys bind the first configuration as well.
+    before: Option<ShimConfig>,
+    /// Where a copy of the last good configuration goes, if it can be written there.
+    beside: Option<PathBuf>,
     config: ShimConfig,
     listeners: BTreeMap<Endpoint, Running>,
     identities: BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
@@ -50,6 +53,14 @@ struct Running {
     legacy: Arc<AtomicU64>,
     stopper: Stopper,
     server: JoinHandle<()>,
+}
+
+/// What a start knows of the runs before it.
+pub(crate) struct Kept {
+    /// The last good configuration on disk.
+    pub(crate) stored: Option<LastGood>,
+    /// Where a copy of it goes, if it can be written there.
+    pub(crate) beside: Option<PathBuf>,
 }
 
 /// Keys of a configuration, and which of them are new.
@@ -65,7 +76,7 @@ impl Engine {
         config: ShimConfig,
         source: String,
         watcher: Arc<Watcher>,
-        stored: Option<&LastGood>,
+        Kept { stored, beside }: Kept,
     ) -> Result<Self, Error> {
         let metrics: Arc<Metrics> = Arc::default();
         let writer = Arc::new(AtomicU64::new(0));
@@ -73,13 +84,14 @@ impl Engine {
         let built = build(&config, &BTreeMap::new(), &mut identities, &metrics, &watcher)?;
         let table = Table { mode: config.mode, writer: built.writer, keys: built.keys };
         let info = Info { source, ..Info::default() };
-        let last_good = config.listeners.first().and_then(|spec| LastGood::path(&spec.endpoint));
+        let before = stored.as_ref().and_then(|stored| config::parse(&stored.document).ok());
         Ok(Self {
             shared: Arc::new(Shared::new(table, metrics, info)),
             watcher,
             writer,
-            past_writers: stored.map(|stored| stored.past_writers.clone()).unwrap_or_default(),
-            last_good,
+            past_writers: stored.map(|stored| stored.past_writers).unwrap_or_default(),
+            before,
+            beside,
             config,
             listeners: BTreeMap::new(),
             identities,
@@ -102,7 +114,10 @@ impl Engine {
         let bound = self.bind(&config).await?;
         // From here on nothing fails.
         let Built { keys, writer, fresh } = built;
-        let before = self.writer.swap(writer.id.0, Ordering::SeqCst);
+        let before = match self.writer.swap(writer.id.0, Ordering::SeqCst) {
+            0 => self.before.as_ref().and_then(ShimConfig::writer).map_or(0, |key| key.id.0),
+            id => id,
+        };
         if before != 0 && before != writer.id.0 {
             self.past_writers.insert(before);
             tracing::info!(from = before, to = %writer.id, "writes go to another key now");
@@ -148,11 +163,12 @@ impl Engine {
                 "a key_id must never come back: give it a new id for writing and keep the old id as read",
             ));
         }
-        let current = self.shared.table();
+        let first = self.writer.load(Ordering::SeqCst) == 0;
+        let in_use = if first { self.before.as_ref() } else { Some(&self.config) };
+        let in_use = in_use.map(ShimConfig::by_id).unwrap_or_default();
         for spec in &config.keys {
-            if let Some((_, key)) = current.keys.get(&spec.id)
-                && self.writer.load(Ordering::SeqCst) != 0
-                && !key.matches(&spec.upstream.fingerprint)
+            if let Some(key) = in_use.get(&spec.id)
+                && !key.upstream.matches(&spec.upstream.fingerprint)
             {
                 let text = format!("the fingerprint of key {} has changed", spec.id);
                 return Err(Error::new(Kind::Config, text).with_hint("give another KEK a new id"));
@@ -229,10 +245,18 @@ impl Engine {
         drop(info);
         *self.shared.identities.lock().unwrap_or_else(PoisonError::into_inner) =
             self.identities.values().map(|(identity, _)| identity.clone()).collect();
-        let Some(path) = &self.last_good else { return };
         let stored = LastGood::new(config.document.clone(), self.past_writers.clone());
-        if let Err(error) = stored.store(path) {
+        let path = config.listeners.first().and_then(|spec| LastGood::path(&spec.endpoint));
+        if let Some(path) = path
+            && let Err(error) = stored.store(&path)
+        {
             tracing::warn!(file = %path.display(), %error, "the last good configuration cannot be kept on disk");
+        }
+        if let Some(path) = &self.beside
+            && let Err(error) = stored.store(path)
+        {
+            // Mounted Secrets are read-only.
+            tracing::debug!(file = %path.display(), %error, "no copy of the last good configuration");
         }
     }
 }

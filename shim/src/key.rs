@@ -79,14 +79,6 @@ impl Key {
         self.upstream.is_up() && self.health.was_proven()
     }
 
-    /// Whether a stored fingerprint is this key's; one that says nothing matches every key.
-    pub(crate) fn matches(&self, fingerprint: &str) -> bool {
-        let unknown = crate::config::NO_FINGERPRINT;
-        fingerprint == self.spec.fingerprint
-            || fingerprint == unknown
-            || self.spec.fingerprint == unknown
-    }
-
     /// Proves that this is the key that was configured: it can read its canary.
     pub(crate) async fn check_canary(&self, call: &Call<'_>) -> Result<(), Error> {
         let Some(canary) = &self.spec.canary else { return Ok(()) };

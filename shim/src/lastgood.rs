@@ -34,6 +34,13 @@ impl LastGood {
         Some(path.with_file_name(format!(".{name}.last-good.json")))
     }
 
+    /// Where it lies, too, if that directory can be written to: there it is found when the
+    /// configuration cannot be read and so cannot say where the socket is.
+    pub(crate) fn beside(config: &Path) -> Option<PathBuf> {
+        let name = config.file_name()?.to_string_lossy();
+        Some(config.with_file_name(format!(".{name}.last-good.json")))
+    }
+
     /// Reads it; one that is damaged is none, and that is said.
     pub(crate) fn load(path: &Path) -> Option<Self> {
         let bytes = std::fs::read(path).ok()?;

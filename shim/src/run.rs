@@ -17,7 +17,7 @@ use sidekey_core::{
 use tokio::net::TcpListener;
 
 use crate::config::{self, AdminTls, ShimConfig};
-use crate::engine::{Engine, Proof};
+use crate::engine::{Engine, Kept, Proof};
 use crate::lastgood::LastGood;
 use crate::tls::Protocol;
 
@@ -222,7 +222,7 @@ fn serve(flags: Flags) -> ExitCode {
         Err(problems) => return usage(&mistakes(&source, &problems)),
     };
     let loaded = flags.load(file.as_deref());
-    let stored = stored(&flags, loaded.as_ref().ok());
+    let stored = stored(&flags, file.as_deref(), loaded.as_ref().ok());
     let fallback = stored.as_ref().and_then(|stored| config::parse(&stored.document).ok());
     let (config, refused) = match (loaded, &fallback) {
         (Ok(config), _) => (config, None),
@@ -248,13 +248,16 @@ fn serve(flags: Flags) -> ExitCode {
 }
 
 /// The last good configuration on disk, which lies beside the socket. Where the configuration
-/// cannot be read, the socket must come from the command line.
-fn stored(flags: &Flags, config: Option<&ShimConfig>) -> Option<LastGood> {
-    let listen = match config {
-        Some(config) => config.listeners.first().map(|spec| spec.endpoint.clone()),
-        None => flags.listen.as_deref().unwrap_or(DEFAULT_SOCKET).parse().ok(),
+/// cannot be read and the command line does not name the socket, it is looked for beside the
+/// configuration and beside the default socket.
+fn stored(flags: &Flags, file: Option<&Path>, config: Option<&ShimConfig>) -> Option<LastGood> {
+    let at = |listen: &str| LastGood::path(&listen.parse().ok()?);
+    let places = match (config, flags.listen.as_deref()) {
+        (Some(config), _) => vec![LastGood::path(&config.listeners.first()?.endpoint)],
+        (None, Some(listen)) => vec![at(listen)],
+        (None, None) => vec![file.and_then(LastGood::beside), at(DEFAULT_SOCKET)],
     };
-    LastGood::load(&LastGood::path(&listen?)?)
+    places.iter().flatten().find_map(|path| LastGood::load(path))
 }
 
 /// Where the shim listens by default, and so where the last good configuration is looked for
@@ -278,7 +281,8 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
     let watcher = Arc::new(Watcher::new(config.file_poll));
     let (admin, admin_tls, sockets) =
         (config.admin.clone(), config.admin_tls.clone(), config.socket.clone());
-    let mut engine = Engine::new(config.clone(), source, watcher.clone(), stored.as_ref())?;
+    let kept = Kept { stored, beside: file.as_deref().and_then(LastGood::beside) };
+    let mut engine = Engine::new(config.clone(), source, watcher.clone(), kept)?;
     let _admin = start_admin(&admin, &sockets, engine.shared.clone(), level.clone()).await?;
     let refused = first(&mut engine, config, fallback, refused).await?;
     if let Some(tls) = admin_tls {

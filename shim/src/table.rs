@@ -42,7 +42,7 @@ impl Table {
             let text = format!("was written under key {}, which is not loaded", prefix.key);
             return Err(self.unknown(&whole, &text));
         };
-        if !key.matches(prefix.fingerprint) {
+        if !key.spec.matches(prefix.fingerprint) {
             let text = format!(
                 "was written under key {} with fingerprint {}, but the loaded key {} has {}",
                 prefix.key, prefix.fingerprint, prefix.key, key.spec.fingerprint

@@ -12,11 +12,12 @@ use sidekey_core::config::Problems;
 /// Names under which an EncryptionConfiguration lies in a mounted Secret.
 const NAMES: [&str; 3] = ["encryption-config", "kms-encryption-config", "config.yaml"];
 
-/// The file to read in a directory that was given as the configuration.
+/// The file to read in a directory that was given as the configuration. A link that leads nowhere
+/// yet counts where there is nothing better: its directory is half-written.
 pub fn directory(path: &Path) -> Result<PathBuf, Problems> {
-    for name in ["shim.yaml"].iter().chain(&NAMES) {
-        let file = path.join(name);
-        if file.is_file() {
+    for there in [Path::is_file, Path::is_symlink] {
+        let mut files = ["shim.yaml"].iter().chain(&NAMES).map(|name| path.join(name));
+        if let Some(file) = files.find(|file| there(file)) {
             return Ok(file);
         }
     }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 /// Longest socket path that Linux can bind, without the closing NUL.
 const MAX_PATH: usize = 107;
 
@@ -42,10 +44,15 @@ impl Endpoint {
     pub async fn connect(&self) -> std::io::Result<tokio::net::UnixStream> {
         match self {
             Self::Path(path) => tokio::net::UnixStream::connect(path).await,
-            Self::Abstract(_) => {
-                let stream = std::os::unix::net::UnixStream::connect_addr(&self.address()?)?;
-                stream.set_nonblocking(true)?;
-                tokio::net::UnixStream::from_std(stream)
+            Self::Abstract(name) => {
+                // Not the standard library's way: that would wait, and everybody with it, until
+                // a full queue has room.
+                let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+                let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+                let socket = rustix::net::socket_with(family, kind, flags, None)?;
+                let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+                rustix::net::connect(&socket, &address)?;
+                tokio::net::UnixStream::from_std(socket.into())
             }
         }
     }

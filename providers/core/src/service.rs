@@ -44,8 +44,7 @@ impl KeyManagementService for KeyService {
     ) -> Result<Response<EncryptResponse>, Status> {
         let began = Instant::now();
         let deadline = deadline(request.metadata(), began);
-        let EncryptRequest { plaintext, uid } = request.into_inner();
-        let request = EncryptRequest { plaintext, uid };
+        let request = request.into_inner();
         let result = match limits::check_encrypt(&request) {
             Ok(()) => {
                 let call = Call { uid: &request.uid, deadline };
@@ -69,9 +68,8 @@ impl KeyManagementService for KeyService {
     ) -> Result<Response<DecryptResponse>, Status> {
         let began = Instant::now();
         let deadline = deadline(request.metadata(), began);
-        let mut request = request.into_inner();
-        let uid = std::mem::take(&mut request.uid);
-        request.uid.clone_from(&uid);
+        let request = request.into_inner();
+        let uid = request.uid.clone();
         let result = match limits::check_decrypt(request) {
             Ok(sealed) => self.0.decrypt(sealed, &Call { uid: &uid, deadline }).await,
             Err(error) => Err(Arc::new(error)),

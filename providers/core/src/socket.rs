@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
 use crate::{Endpoint, Error, Kind};
@@ -61,6 +62,7 @@ pub struct Listener {
     file: Option<SocketFile>,
     allowed: Vec<u32>,
     refused: AtomicU64,
+    refusal: Notify,
     refusals_logged: RateLimit,
     failures_logged: RateLimit,
 }
@@ -76,7 +78,7 @@ struct SocketFile {
 
 /// Lets one through every [`LOG_EVERY`], and counts the others.
 #[derive(Debug, Default)]
-struct RateLimit(Mutex<(Option<Instant>, u64)>);
+pub(crate) struct RateLimit(Mutex<(Option<Instant>, u64)>);
 
 impl Default for SocketOptions {
     fn default() -> Self {
@@ -117,6 +119,7 @@ impl Listener {
             file,
             allowed,
             refused: AtomicU64::new(0),
+            refusal: Notify::new(),
             refusals_logged: RateLimit::default(),
             failures_logged: RateLimit::default(),
         };
@@ -153,6 +156,12 @@ impl Listener {
         }
     }
 
+    /// Waits until more connections have been [`refused`](Self::refused). That happens while
+    /// somebody waits in [`accept`](Self::accept).
+    pub async fn refusal(&self) {
+        self.refusal.notified().await;
+    }
+
     /// How many connections were refused because of their uid.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
@@ -180,6 +189,7 @@ impl Listener {
             return Some(peer);
         }
         self.refused.fetch_add(1, Ordering::Relaxed);
+        self.refusal.notify_one();
         if let Some(suppressed) = self.refusals_logged.pass() {
             let endpoint = &self.endpoint;
             match peer {
@@ -231,7 +241,7 @@ impl Peer {
 
 impl RateLimit {
     /// How many were held back since the last one, if this one may pass.
-    fn pass(&self) -> Option<u64> {
+    pub(crate) fn pass(&self) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if state.0.is_some_and(|last| now < last + LOG_EVERY) {

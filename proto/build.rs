@@ -6,8 +6,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_transport(false)
         .bytes(".")
         .btree_map(".")
-        // Plaintext must not reach a log through a stray `{:?}`.
-        .skip_debug([".v2.EncryptRequest", ".v2.DecryptResponse"])
+        // Neither plaintext nor ciphertext must reach a log through a stray `{:?}`.
+        .skip_debug([
+            ".v2.EncryptRequest",
+            ".v2.EncryptResponse",
+            ".v2.DecryptRequest",
+            ".v2.DecryptResponse",
+        ])
         .compile_fds(descriptors)?;
     println!("cargo:rerun-if-changed=proto");
     Ok(())

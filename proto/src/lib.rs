@@ -2,8 +2,8 @@
 //!
 //! This crate is for the wire format and nothing else: no limits, no checks, no
 //! behaviour. Its one invariant is that field numbers, package and service names
-//! match what kube-apiserver speaks. Messages that carry plaintext do not derive
-//! `Debug`, so that no log line can print them by accident.
+//! match what kube-apiserver speaks. Messages that carry plaintext or ciphertext do
+//! not derive `Debug`, so that no log line can print them by accident.
 
 /// Package `v2` of the protocol: what kube-apiserver 1.27 and later speak.
 #[allow(missing_docs, unreachable_pub, clippy::all)]
@@ -13,6 +13,21 @@ pub mod v2 {
     impl std::fmt::Debug for EncryptRequest {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             write!(f, "EncryptRequest({} bytes, uid {:?})", self.plaintext.len(), self.uid)
+        }
+    }
+
+    impl std::fmt::Debug for EncryptResponse {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let (bytes, notes) = (self.ciphertext.len(), self.annotations.len());
+            write!(f, "EncryptResponse({:?}, {bytes} bytes, {notes} annotations)", self.key_id)
+        }
+    }
+
+    impl std::fmt::Debug for DecryptRequest {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let Self { ciphertext, uid, key_id, annotations } = self;
+            let (bytes, notes) = (ciphertext.len(), annotations.len());
+            write!(f, "DecryptRequest({key_id:?}, {bytes} bytes, {notes} annotations, uid {uid:?})")
         }
     }
 

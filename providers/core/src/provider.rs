@@ -1,6 +1,7 @@
 //! What a provider has to write; everything else is in this crate.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -13,8 +14,8 @@ use crate::config::Problems;
 use crate::files::Files;
 use crate::{Error, KeyId, Secret};
 
-/// A wrapped key as kube-apiserver stores it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// A wrapped key as kube-apiserver stores it; its `Debug` shows lengths in the place of bytes.
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Sealed {
     /// The KEK and version that wrapped it, without the shim's prefix.
     pub key_id: KeyId,
@@ -22,6 +23,14 @@ pub struct Sealed {
     pub ciphertext: Bytes,
     /// What else Decrypt will need; in clear beside the ciphertext.
     pub annotations: BTreeMap<String, Bytes>,
+}
+
+impl fmt::Debug for Sealed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key_id, ciphertext, annotations } = self;
+        let (bytes, notes) = (ciphertext.len(), annotations.len());
+        write!(f, "Sealed({key_id:?}, {bytes} bytes, {notes} annotations)")
+    }
 }
 
 /// What a provider may know of the call it serves.

@@ -12,6 +12,8 @@ use zeroize::Zeroizing;
 
 /// The only format so far.
 const FORMAT: &str = "sidekey-local/1";
+/// Far more than anybody rotates through, and well below the size that a file may have to be read.
+const MAX_VERSIONS: usize = 4096;
 /// Bytes of an AES-256 key.
 const KEY_LEN: usize = 32;
 
@@ -94,11 +96,24 @@ impl KeyFile {
 
     /// The same with one version more; the write version stays.
     pub fn rotated(&self) -> Result<Self, Error> {
-        let version = self.latest().checked_add(1);
-        let version =
-            version.ok_or_else(|| Error::new(Kind::Invalid, "no version number is left"))?;
+        if self.raw.versions.len() >= MAX_VERSIONS {
+            let text = format!("the key has {MAX_VERSIONS} versions, and can have no more");
+            return Err(Error::new(Kind::KeyState, text)
+                .with_hint("make another key under a new key id, and keep this one to read"));
+        }
+        let version = self.latest() + 1;
         let mut raw = self.raw.clone();
         raw.versions.push(Version { version, key: Material(Secret::random(KEY_LEN)?) });
+        Ok(Self { raw }.sealed())
+    }
+
+    /// With as many versions as there can be.
+    #[cfg(test)]
+    pub(crate) fn full() -> Result<Self, Error> {
+        let mut raw = Self::create()?.raw;
+        for version in 2..=u32::try_from(MAX_VERSIONS).unwrap_or(u32::MAX) {
+            raw.versions.push(Version { version, key: Material(Secret::random(KEY_LEN)?) });
+        }
         Ok(Self { raw }.sealed())
     }
 

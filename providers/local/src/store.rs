@@ -79,9 +79,13 @@ fn keep_owner(path: &Path, like: &std::fs::Metadata) -> io::Result<()> {
     std::os::unix::fs::chown(path, Some(like.uid()), Some(like.gid()))
 }
 
+/// Always under the same name, which is ours while we hold the lock: what a killed process left
+/// there, and there are keys in it, goes with the next change.
 fn write_beside(path: &Path, file: &KeyFile, mode: u32) -> Result<PathBuf, Error> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".tmp");
+    let temporary = path.with_file_name(name);
     let bytes = file.encode()?;
     let _ = std::fs::remove_file(&temporary);
     let written =

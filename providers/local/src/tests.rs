@@ -196,6 +196,16 @@ fn a_key_file_is_private_and_keeps_its_mode() {
 }
 
 #[test]
+fn a_key_with_every_version_it_can_have_is_still_readable() {
+    let file = KeyFile::full().unwrap();
+    assert_eq!(kind(file.rotated()), Kind::KeyState);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("key");
+    std::fs::write(&path, file.encode().unwrap().as_slice()).unwrap();
+    assert_eq!(store::read(&path).unwrap().latest(), file.latest());
+}
+
+#[test]
 fn the_write_version_only_moves_forward() {
     let file = KeyFile::create().unwrap().rotated().unwrap().activated(2).unwrap();
     assert_eq!(kind(file.activated(1)), Kind::Invalid);

@@ -84,7 +84,14 @@ impl Replicas {
         Load::start(clients, LoadOptions { rest, ..LoadOptions::default() })
     }
 
-    /// An error if a kube-apiserver is not the process that was started.
+    /// Restarts a node's kube-apiserver on purpose, and waits until it is ready.
+    pub async fn restart_server(&mut self, node: usize) -> Result<()> {
+        self.nodes[node].server.restart().await?;
+        self.pids = self.server_pids();
+        Ok(())
+    }
+
+    /// An error if a kube-apiserver is another process than was started.
     pub fn servers_have_not_restarted(&mut self) -> Result<()> {
         let now = self.server_pids();
         ensure!(now == self.pids, "kube-apiservers were {:?} and are {now:?}", self.pids);

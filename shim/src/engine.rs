@@ -13,7 +13,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
-use crate::config::{self, KeySpec, Role, ShimConfig, UpstreamSpec};
+use crate::config::{self, KeySpec, Mode, Role, ShimConfig, UpstreamSpec};
 use crate::key::Key;
 use crate::lastgood::LastGood;
 use crate::link::{Link, Tls};
@@ -102,10 +102,12 @@ impl Engine {
     /// has changed.
     pub(crate) async fn apply(&mut self, config: ShimConfig, proof: Proof) -> Result<(), Error> {
         self.check_writer(&config)?;
-        // Before the first configuration nothing is in use, and every key is new.
+        // Before the first configuration nothing is in use, and every key is new; so it is in
+        // another mode, where its key_ids are others.
         let none = BTreeMap::new();
         let (current, first) = (self.shared.table(), self.writer.load(Ordering::SeqCst) == 0);
-        let current = if first { &none } else { &current.keys };
+        let same_mode = !first && config.mode == self.config.mode;
+        let current = if same_mode { &current.keys } else { &none };
         let built =
             build(&config, current, &mut self.identities, &self.shared.metrics, &self.watcher)?;
         if proof == Proof::Required {
@@ -114,13 +116,15 @@ impl Engine {
         let bound = self.bind(&config).await?;
         // From here on nothing fails.
         let Built { keys, writer, fresh } = built;
-        let before = match self.writer.swap(writer.id.0, Ordering::SeqCst) {
-            0 => self.before.as_ref().and_then(ShimConfig::writer).map_or(0, |key| key.id.0),
-            id => id,
-        };
-        if before != 0 && before != writer.id.0 {
-            self.past_writers.insert(before);
-            tracing::info!(from = before, to = %writer.id, "writes go to another key now");
+        self.writer.store(writer.id.0, Ordering::SeqCst);
+        let before = if first { self.before.as_ref() } else { Some(&self.config) };
+        // Only where the shim routes is the number part of key_ids.
+        let before = before.filter(|config| config.mode == Mode::Route);
+        if let Some(before) = before.and_then(ShimConfig::writer).map(|key| key.id)
+            && before != writer.id
+        {
+            self.past_writers.insert(before.0);
+            tracing::info!(from = %before, to = %writer.id, "writes go to another key now");
         }
         self.shared.switch(Table { mode: config.mode, writer, keys });
         self.shared.set_cache(config.cache.map(Cache::new));
@@ -157,7 +161,7 @@ impl Engine {
         let Some(writer) = config.writer() else {
             return Err(Error::new(Kind::Config, "no key has the role write"));
         };
-        if self.past_writers.contains(&writer.id.0) {
+        if config.mode == Mode::Route && self.past_writers.contains(&writer.id.0) {
             let text = format!("key {} has been the write key before and was replaced", writer.id);
             return Err(Error::new(Kind::Config, text).with_hint(
                 "a key_id must never come back: give it a new id for writing and keep the old id as read",

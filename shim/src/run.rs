@@ -223,7 +223,9 @@ fn serve(flags: Flags) -> ExitCode {
     };
     let loaded = flags.load(file.as_deref());
     let stored = stored(&flags, file.as_deref(), loaded.as_ref().ok());
-    let fallback = stored.as_ref().and_then(|stored| config::parse(&stored.document).ok());
+    // A command line is not tried again, so nothing takes its place either.
+    let fallback = stored.as_ref().filter(|_| file.is_some());
+    let fallback = fallback.and_then(|stored| config::parse(&stored.document).ok());
     let (config, refused) = match (loaded, &fallback) {
         (Ok(config), _) => (config, None),
         (Err(problems), Some(fallback)) => (fallback.clone(), Some(mistakes(&source, &problems))),

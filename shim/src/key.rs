@@ -74,6 +74,15 @@ impl Key {
         self.announced.load_full()
     }
 
+    /// The key_id for people and metrics: the announced one; of a key that has not written here,
+    /// the one under which it would.
+    pub(crate) fn shown(&self) -> Option<KeyId> {
+        match self.announced() {
+            Some(announced) => Some(announced.outer.clone()),
+            None => lock(&self.verified).as_ref().and_then(|inner| self.outer(inner).ok()),
+        }
+    }
+
     /// Whether the last probe succeeded.
     pub(crate) fn is_up(&self) -> bool {
         self.upstream.is_up() && self.health.was_proven()
@@ -83,12 +92,14 @@ impl Key {
     pub(crate) async fn check_canary(&self, call: &Call<'_>) -> Result<(), Error> {
         let Some(canary) = &self.spec.canary else { return Ok(()) };
         let plaintext = self.upstream.decrypt(&canary.sealed, call).await.map_err(|error| {
-            if error.kind().is_transient() {
-                return error;
+            let text = format!("key {} cannot read its canary", self.id);
+            match error.kind() {
+                kind if kind.is_transient() => error,
+                Kind::KeyState | Kind::Corrupt | Kind::Invalid => Error::new(Kind::KeyState, text)
+                    .with_source(error)
+                    .with_hint("another KEK than the configured one is behind this endpoint"),
+                kind => Error::new(kind, text).with_source(error),
             }
-            Error::new(Kind::KeyState, format!("key {} cannot read its canary", self.id))
-                .with_source(error)
-                .with_hint("another KEK than the configured one is behind this endpoint")
         })?;
         canary.verify(&secret(&plaintext))
     }
@@ -258,22 +269,24 @@ impl Key {
     }
 
     fn announce(&self, inner: KeyId, sample: (Sealed, Secret)) -> Result<(), Error> {
-        let outer = match self.mode {
-            Mode::Forward => inner.clone(),
-            Mode::Route => {
-                KeyId::new(&format!("sidekey/{}-{}/{inner}", self.id, self.spec.fingerprint))
-                    .map_err(|error| {
-                        let text =
-                            format!("the key_id of key {} is too long to be routed", self.id);
-                        Error::new(Kind::Config, text).with_source(error)
-                    })?
-            }
-        };
+        let outer = self.outer(&inner)?;
         lock(&self.past).insert(inner.clone());
         *lock(&self.sample) = Some(sample);
         tracing::info!(key = %self.id, key_id_hash = outer.hash(), "key_id is proven");
         self.announced.store(Some(Arc::new(Announced { inner, outer })));
         Ok(())
+    }
+
+    /// A key_id of the provider's as kube-apiserver sees it.
+    fn outer(&self, inner: &KeyId) -> Result<KeyId, Error> {
+        if self.mode == Mode::Forward {
+            return Ok(inner.clone());
+        }
+        let whole = format!("sidekey/{}-{}/{inner}", self.id, self.spec.fingerprint);
+        KeyId::new(&whole).map_err(|error| {
+            let text = format!("the key_id of key {} is too long to be routed", self.id);
+            Error::new(Kind::Config, text).with_source(error)
+        })
     }
 
     fn not_proven(&self) -> Error {

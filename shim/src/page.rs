@@ -1,82 +1,136 @@
 //! The page for people: plain HTML, rendered here, without scripts.
+//!
+//! What it shows comes from configuration files and from plugins. All of it is escaped, and the
+//! browser is told to run and to fetch nothing, should that ever fail.
 
 use crate::state::{KeyStatus, ShimStatus};
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#1b1f24;background:#fff}\
-h1{font-size:1.4rem;margin:0 0 .2rem}h2{font-size:1.05rem;margin:1.8rem 0 .5rem}\
-table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.45rem .7rem;border-bottom:1px solid #d9dee3;vertical-align:top}\
-th{font-weight:600;color:#57606a;font-size:.85rem}code{font:13px ui-monospace,monospace;word-break:break-all}\
-.ok{color:#116329}.bad{color:#b3261e}.badge{border:1px solid currentColor;border-radius:.6rem;padding:0 .5rem;font-size:.85rem;white-space:nowrap}\
-.note{background:#fff4e5;border-left:4px solid #bf6a02;padding:.6rem .9rem;margin:1rem 0}.muted{color:#57606a}\
-@media (prefers-color-scheme:dark){body{background:#12161b;color:#e6e9ec}th,.muted{color:#9aa4af}th,td{border-color:#30363d}.ok{color:#6fdd8b}.bad{color:#ff8a80}.note{background:#3a2a12}}";
+const HEAD: &str = "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
+<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\
+<meta name=\"viewport\" content=\"width=device-width\"><meta http-equiv=\"refresh\" content=\"10\">\
+<title>Sidekey shim</title><style>";
+
+const STYLE: &str = ":root{color-scheme:light dark;--text:#1b1f24;--soft:#57606a;--line:#d9dee3;--page:#f6f8fa;--card:#fff;--good:#116329;--bad:#b3261e;--warn:#bf6a02;--note:#fff4e5}\
+@media (prefers-color-scheme:dark){:root{--text:#e6e9ec;--soft:#9aa4af;--line:#30363d;--page:#0e1116;--card:#161b22;--good:#6fdd8b;--bad:#ff8a80;--warn:#e3a04f;--note:#33260f}}\
+*{box-sizing:border-box}body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:76rem;padding:1.5rem;color:var(--text);background:var(--page)}\
+header{display:flex;align-items:center;gap:.8rem;flex-wrap:wrap}h1{font-size:1.4rem;margin:0}h2{font-size:1rem;margin:0 0 .6rem}header+p{margin:.3rem 0 1rem}\
+section{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:1rem 1.2rem;margin:0 0 1rem;overflow-x:auto}\
+.note{background:var(--note);border-left:4px solid var(--warn)}pre{font:13px/1.45 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:.5rem 0 0}\
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.25rem 1.2rem;margin:0}dt,.soft{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}\
+table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.55rem .8rem .55rem 0;border-top:1px solid var(--line);vertical-align:top}thead th{border:0;padding-top:0;font-size:.82rem;font-weight:600;color:var(--soft)}\
+tr[data-role=write] td:first-child{font-weight:700}code{font:13px ui-monospace,monospace;overflow-wrap:anywhere}time{white-space:nowrap}td:nth-child(4){width:44%}td small{display:block;color:var(--soft)}\
+.badge{border:1px solid currentColor;border-radius:.7rem;padding:.05rem .6rem;font-size:.85rem;font-weight:600;white-space:nowrap}.ok{color:var(--good)}.bad{color:var(--bad)}a{color:inherit}ul{margin:0;padding-left:1.1rem}";
 
 /// The whole page.
 pub(crate) fn render(status: &ShimStatus) -> String {
-    let mut page = String::with_capacity(4096);
-    let revision = status.revision.as_deref().unwrap_or("none");
-    page.push_str("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\"><meta http-equiv=\"refresh\" content=\"10\"><title>Sidekey shim</title><style>");
+    let mut page = String::with_capacity(8192);
+    page.push_str(HEAD);
     page.push_str(STYLE);
-    page.push_str("</style></head><body><h1>Sidekey shim</h1>");
-    page.push_str(&format!(
-        "<p class=\"muted\">version {}, revision <strong id=\"revision\">{}</strong>, loaded {} from {}</p>",
-        escape(status.version),
-        escape(revision),
-        escape(&status.config.loaded),
-        escape(&status.config.source),
-    ));
-    page.push_str(&format!(
-        "<p id=\"health\">{} Writes go to key <strong id=\"writer\">{}</strong>.</p>",
-        badge(status.healthy, "healthy", "failing"),
-        escape(&status.write_key)
-    ));
+    page.push_str("</style></head><body>");
+    page.push_str(&health(status));
+    page.push_str(&notes(status));
+    page.push_str(&keys(&status.keys));
+    page.push_str(&configuration(status));
+    page.push_str("<footer class=\"soft\"><a href=\"/status\">status</a> · <a href=\"/metrics\">metrics</a> · <a href=\"/healthz\">healthz</a> · <a href=\"/readyz\">readyz</a> · this page comes anew every 10 s</footer></body></html>\n");
+    page
+}
+
+fn health(status: &ShimStatus) -> String {
+    let writer = escape(&status.write_key);
+    let tells = if status.healthy {
+        "kube-apiserver is told that all is well"
+    } else {
+        "kube-apiserver is told of an error"
+    };
+    format!(
+        "<header id=\"health\"><h1>Sidekey shim</h1>{badge}</header><p>Writes go to key <strong id=\"writer\">{writer}</strong>; {tells}.</p>",
+        badge = badge(status.healthy, "healthy", "failing"),
+    )
+}
+
+/// What needs somebody's attention.
+fn notes(status: &ShimStatus) -> String {
+    let mut notes = String::new();
     if let Some(reason) = &status.reason {
-        page.push_str(&format!(
-            "<div class=\"note\">kube-apiserver is told: {}</div>",
+        notes.push_str(&format!(
+            "<section class=\"note\" id=\"reason\"><h2>The write key does not work</h2><pre>{}</pre></section>",
             escape(reason)
         ));
     }
     if let Some(refused) = &status.config.refused {
-        page.push_str(&format!(
-            "<div class=\"note\" id=\"refused\">A newer configuration was refused at {}; the last good one is in use. {}</div>",
-            escape(&refused.at),
+        notes.push_str(&format!(
+            "<section class=\"note\" id=\"refused\"><h2>A newer configuration is refused</h2>The last good one stays in use, and the newer one is tried again by itself. Last tried: {}.<pre>{}</pre></section>",
+            moment(&refused.at),
             escape(&refused.error)
         ));
     }
-    page.push_str("<h2>Keys</h2><table id=\"keys\"><thead><tr><th>Key</th><th>Role</th><th>Health</th><th>Since</th><th>key_id hash</th><th>Endpoints</th><th>Last error</th></tr></thead><tbody>");
-    for key in &status.keys {
-        page.push_str(&row(key));
-    }
-    page.push_str("</tbody></table><h2>Listeners</h2><ul id=\"listeners\">");
-    for listener in &status.config.listeners {
-        page.push_str(&format!("<li><code>{}</code></li>", escape(listener)));
-    }
-    page.push_str("</ul><p class=\"muted\"><a href=\"/status\">status</a> · <a href=\"/metrics\">metrics</a> · <a href=\"/readyz\">readyz</a></p></body></html>\n");
-    page
+    notes
+}
+
+fn configuration(status: &ShimStatus) -> String {
+    let code = |text: &str| format!("<code>{}</code>", escape(text));
+    let listeners: Vec<String> = status.config.listeners.iter().map(|text| code(text)).collect();
+    let rows = [
+        (
+            "Revision",
+            format!(
+                "<strong id=\"revision\">{}</strong>",
+                escape(status.revision.as_deref().unwrap_or("none"))
+            ),
+        ),
+        ("Loaded", moment(&status.config.loaded)),
+        ("From", code(&status.config.source)),
+        ("Listens on", listeners.join("<br>")),
+        (
+            "key_id hash",
+            status.key_id_hash.as_deref().map_or_else(|| "none is announced".to_owned(), code),
+        ),
+        ("Mode", status.mode.to_owned()),
+        (
+            "Running",
+            format!("version {} since {}", escape(status.version), moment(&status.started)),
+        ),
+    ];
+    let rows: String =
+        rows.iter().map(|(name, value)| format!("<dt>{name}</dt><dd>{value}</dd>")).collect();
+    format!("<section><h2>Configuration in use</h2><dl>{rows}</dl></section>")
+}
+
+/// The key that writes first.
+fn keys(keys: &[KeyStatus]) -> String {
+    let (writers, readers): (Vec<_>, Vec<_>) = keys.iter().partition(|key| key.role == "write");
+    let rows: String = writers.into_iter().chain(readers).map(row).collect();
+    format!(
+        "<section><h2>Keys</h2><table id=\"keys\"><thead><tr><th>Key</th><th>Role</th><th>Health</th><th>Where, and as what</th><th>Last error</th></tr></thead><tbody>{rows}</tbody></table></section>"
+    )
 }
 
 fn row(key: &KeyStatus) -> String {
     let error = match &key.last_error {
-        Some(error) => format!(
-            "{}<br><span class=\"muted\">{}</span>",
-            escape(&error.error),
-            escape(&error.at)
-        ),
-        None => "none".into(),
+        Some(error) => format!("{}<small>{}</small>", escape(&error.error), moment(&error.at)),
+        None => "<span class=\"soft\">none</span>".into(),
     };
+    let endpoints: Vec<String> = key.endpoints.iter().map(|text| escape(text)).collect();
     format!(
-        "<tr data-key=\"{id}\" data-role=\"{role}\"><td>{id}</td><td>{role}</td><td>{badge}</td><td>{since}</td><td><code>{hash}</code></td><td><code>{endpoints}</code></td><td>{error}</td></tr>",
+        "<tr data-key=\"{id}\" data-role=\"{role}\"><td>{id}</td><td>{role}</td><td>{badge}<small>since {since}</small></td><td><code>{endpoints}</code><small>key_id hash <code>{hash}</code></small><small>fingerprint <code>{fingerprint}</code>, {canary}</small></td><td>{error}</td></tr>",
         id = escape(&key.id),
         role = key.role,
         badge = badge(key.healthy, "healthy", "down"),
-        since = escape(&key.since),
-        hash = escape(key.key_id_hash.as_deref().unwrap_or("not announced")),
-        endpoints = escape(&key.endpoints.join(" ")),
+        since = moment(&key.since),
+        endpoints = endpoints.join("<br>"),
+        hash = escape(key.key_id_hash.as_deref().unwrap_or("not known yet")),
+        fingerprint = escape(&key.fingerprint),
+        canary = if key.canary { "with canary" } else { "without canary" },
     )
 }
 
 fn badge(good: bool, yes: &str, no: &str) -> String {
     let (class, text) = if good { ("ok", yes) } else { ("bad", no) };
     format!("<span class=\"badge {class}\">{text}</span>")
+}
+
+fn moment(text: &str) -> String {
+    format!("<time>{}</time>", escape(text))
 }
 
 /// Texts come from configuration files and from plugins: none of them is markup.

@@ -185,7 +185,7 @@ impl KeyStatus {
                 snapshot.last_error.as_ref().map(|t| t.text.clone())
             },
             since: time(snapshot.since),
-            key_id_hash: key.announced().map(|announced| announced.outer.hash()),
+            key_id_hash: key.shown().as_ref().map(KeyId::hash),
             last_success: snapshot.last_success.map(time),
             last_error: snapshot.last_error.map(error),
         }
@@ -216,7 +216,7 @@ impl Source for Shared {
             key: key.id.0,
             role: role.label(),
             healthy: key.is_up(),
-            key_id_hash: key.announced().map(|announced| announced.outer.hash()),
+            key_id_hash: key.shown().as_ref().map(KeyId::hash),
         });
         let revision = self.info().revision.clone();
         self.metrics.refresh(revision.as_deref(), gauges.collect());

@@ -15,7 +15,7 @@ use super::{
     Address, AdminTls, CacheOptions, ClientTls, KeySpec, ListenerSpec, Mode, NO_FINGERPRINT, Role,
     ShimConfig, UpstreamSpec,
 };
-use crate::tls::TlsFiles;
+use crate::tls::{self, TlsFiles};
 
 /// More keys than anybody rotates through.
 const MAX_KEYS: usize = 1000;
@@ -283,9 +283,19 @@ fn admin_tls(raw: RawAdminTls, problems: &mut Problems) -> Option<AdminTls> {
         for (name, value) in [("ca", &raw.ca), ("cert", &raw.cert), ("key", &raw.key)] {
             problems.require(name, value);
         }
-        let allow = raw.allow.unwrap_or_default();
-        if allow.is_empty() {
+        let given = raw.allow.unwrap_or_default();
+        if given.is_empty() {
             problems.add("allow", "is empty: name the callers by a name in their certificate");
+        }
+        let mut allow = Vec::new();
+        for (index, text) in given.iter().enumerate() {
+            match tls::name(text) {
+                Some(name) => allow.push(name),
+                None => {
+                    let text = format!("{text:?} is no DNS name, URI or IP address");
+                    problems.add(&format!("allow[{index}]"), &text);
+                }
+            }
         }
         let files = TlsFiles { ca: raw.ca?, cert: raw.cert?, key: raw.key? };
         Some(AdminTls { listen: listen?, files, allow })

@@ -10,8 +10,11 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, SanType,
 };
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::WantsClientCert;
 use tokio_rustls::rustls::crypto::aws_lc_rs::default_provider;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 
 /// A certificate authority of one test, trusted by nobody else.
 pub struct Authority {
@@ -48,15 +51,47 @@ impl Authority {
         })
     }
 
+    /// A certificate and key for either end of mutual TLS, with these DNS names
+    /// and IP addresses in it, written to `dir` under `file`.
+    pub fn peer(&self, dir: &Path, file: &str, names: &[&str]) -> Result<CertificateFiles> {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = CertificateParams::new(names)?;
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.distinguished_name.push(DnType::CommonName, file);
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        Ok(CertificateFiles {
+            certificate: write(dir, &format!("{file}.crt"), &certificate.pem())?,
+            key: write(dir, &format!("{file}.key"), &key.serialize_pem())?,
+        })
+    }
+
+    /// Its certificate, written to `dir`.
+    pub fn file(&self, dir: &Path) -> Result<PathBuf> {
+        write(dir, "ca.crt", &self.pem())
+    }
+
     /// A TLS client that trusts this authority and no other.
     pub fn connector(&self) -> Result<TlsConnector> {
+        Ok(TlsConnector::from(Arc::new(self.trusting()?.with_no_client_auth())))
+    }
+
+    /// The same, with a certificate to show.
+    pub fn connector_with(&self, files: &CertificateFiles) -> Result<TlsConnector> {
+        let chain = CertificateDer::pem_file_iter(&files.certificate)?.collect::<Result<_, _>>()?;
+        let key = PrivateKeyDer::from_pem_file(&files.key)?;
+        let config = self.trusting()?.with_client_auth_cert(chain, key)?;
+        Ok(TlsConnector::from(Arc::new(config)))
+    }
+
+    fn trusting(&self) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>> {
         let mut roots = RootCertStore::empty();
         roots.add(self.issuer.der().clone())?;
-        let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        Ok(ClientConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Ok(TlsConnector::from(Arc::new(config)))
+            .with_root_certificates(roots))
     }
 }
 

@@ -166,6 +166,8 @@ impl Proxy {
             ("admin", old.admin.address != new.admin.address),
             ("adminSocket", old.admin.socket != new.admin.socket),
             ("socket", old.socket != new.socket),
+            ("filePoll", old.file_poll != new.file_poll),
+            ("log.format", old.log.format != new.log.format),
         ];
         let changed: Vec<_> =
             changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect();

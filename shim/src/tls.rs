@@ -131,7 +131,7 @@ impl Identity {
         if *current == files {
             return Ok(());
         }
-        let loaded = Loaded::read(&files)?;
+        let loaded = self.no_worse(Loaded::read(&files)?)?;
         *current = files;
         drop(current);
         self.swap(loaded);

@@ -184,6 +184,12 @@ fn check_looks_at_the_certificates_too() {
     assert_eq!(result.status.code(), Some(0));
     let answer: Value = serde_json::from_slice(&result.stdout).unwrap();
     assert_eq!(answer["ok"], true);
+    let past = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    let expired = world.authority.issue_until(Use::Server, &[SERVER], past);
+    write(&world.path("server"), &world.authority.pem, &expired);
+    let result = output(&["check", "--config", path]);
+    assert_eq!(result.status.code(), Some(64));
+    assert!(text(&result.stderr).contains("tls.cert: has expired"));
     let other = world.authority.issue(Use::Server, &[SERVER]);
     std::fs::write(world.path("server").join("tls.key"), other.key).unwrap();
     let result = output(&["check", "--config", path, "-o", "json"]);

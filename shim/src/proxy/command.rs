@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Value, json};
@@ -9,7 +10,8 @@ use sidekey_core::config::{self, LogFormat, Problems};
 use sidekey_core::process::{Signals, arguments, no_core_dumps, start_admin};
 use sidekey_core::telemetry::{self, LevelHandle};
 use sidekey_core::{
-    ConfigFile, EXIT_USAGE, Error, Output, VERSION, Watcher, mistakes, print, read_file, usage,
+    ConfigFile, EXIT_USAGE, Error, Output, VERSION, Watcher, mistakes, print, read_file, time,
+    usage,
 };
 
 use super::config::Config;
@@ -105,8 +107,15 @@ pub fn run() -> ExitCode {
 
 fn check(path: &Path, output: Output) -> ExitCode {
     let source = path.display().to_string();
-    let problems = match read_file(path).and_then(|document| Config::parse(&document)) {
-        Ok(config) => config.check_files(),
+    let checked = read_file(path)
+        .and_then(|document| Config::parse(&document))
+        .and_then(|config| config.check_files());
+    let problems = match checked {
+        // The proxy would start all the same, so that it can be mended while it runs.
+        Ok(Some(expiry)) if expiry <= SystemTime::now() => {
+            Problems::one("tls.cert", &format!("has expired ({})", time(expiry)))
+        }
+        Ok(_) => Problems::default(),
         Err(problems) => problems,
     };
     let sound = problems.is_empty();
@@ -125,19 +134,19 @@ fn check(path: &Path, output: Output) -> ExitCode {
 }
 
 fn serve(flags: &Flags) -> ExitCode {
-    let (source, config) = match (&flags.config, flags.plaintext()) {
+    let (source, document) = match (&flags.config, flags.plaintext()) {
         (Some(path), _) => (path.display().to_string(), read_file(path)),
         (None, Some(document)) => ("the command line".to_owned(), Ok(document)),
         (None, None) => {
             return usage("nothing to serve: give --config, or --listen-addr and --socket-path");
         }
     };
-    let config = match config.and_then(|document| flags.parse(document)) {
-        Ok(config) => config,
+    let read = document.and_then(|document| Ok((flags.parse(document.clone())?, document)));
+    let (config, document) = match read {
+        Ok(read) => read,
         Err(problems) => return usage(&mistakes(&source, &problems)),
     };
-    let problems = config.check_files();
-    if !problems.is_empty() {
+    if let Err(problems) = config.check_files() {
         return usage(&mistakes(&source, &problems));
     }
     let level = telemetry::start(config.log);
@@ -145,7 +154,7 @@ fn serve(flags: &Flags) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return usage(&format!("cannot start the runtime: {error}")),
     };
-    let result = runtime.block_on(live(config, flags, &source, level));
+    let result = runtime.block_on(live(config, &document, flags, &source, level));
     // A second signal must not wait for anything that still runs.
     runtime.shutdown_background();
     match result {
@@ -159,6 +168,7 @@ fn serve(flags: &Flags) -> ExitCode {
 
 async fn live(
     config: Config,
+    document: &Value,
     flags: &Flags,
     source: &str,
     level: LevelHandle,
@@ -168,13 +178,16 @@ async fn live(
         tls = config.access != Access::Plaintext, "starting");
     let watcher = Watcher::new(config.file_poll);
     let mut file = flags.config.as_deref().map(|path| ConfigFile::watch(&watcher, path));
+    // What changed between the reading and the watching would go unnoticed.
+    let mut missed = flags.config.as_deref().and_then(|path| read_file(path).ok());
+    missed.take_if(|again| again == document);
     let (admin, socket) = (config.admin.clone(), config.socket.clone());
     let mut proxy = Proxy::start(config, source, &watcher).await?;
     let _admin = start_admin(&admin, &socket, proxy.source(), level.clone()).await?;
     loop {
         let document = tokio::select! {
             () = signals.next() => break,
-            document = next(&mut file) => document,
+            document = next(&mut missed, &mut file) => document,
         };
         let result = take_over(document, flags, &mut proxy, &level).await;
         proxy.note(&result);
@@ -198,7 +211,10 @@ async fn live(
 }
 
 /// Never ends where there is no file to watch.
-async fn next(file: &mut Option<ConfigFile>) -> Result<Value, String> {
+async fn next(missed: &mut Option<Value>, file: &mut Option<ConfigFile>) -> Result<Value, String> {
+    if let Some(document) = missed.take() {
+        return Ok(document);
+    }
     match file {
         Some(file) => file.next().await,
         None => std::future::pending().await,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -143,15 +143,13 @@ impl Config {
         problems.into_result(config)
     }
 
-    /// Looks at the files that it names.
-    pub fn check_files(&self) -> Problems {
-        let mut problems = Problems::default();
-        if let Access::Mutual { files, .. } = &self.access
-            && let Err(error) = tls::Identity::load(files.clone())
-        {
-            problems.add("tls", &error.report());
+    /// Looks at the files that it names; `Ok` says when our certificate expires.
+    pub fn check_files(&self) -> Result<Option<SystemTime>, Problems> {
+        let Access::Mutual { files, .. } = &self.access else { return Ok(None) };
+        match tls::Identity::load(files.clone()) {
+            Ok(identity) => Ok(Some(identity.expiry())),
+            Err(error) => Err(Problems::one("tls", &error.report())),
         }
-        problems
     }
 }
 

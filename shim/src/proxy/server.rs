@@ -15,7 +15,6 @@ use tokio::task::JoinSet;
 
 use super::Shared;
 use super::metrics::Rejection;
-use super::plugin::MAX_MESSAGE;
 use super::service::Service;
 use crate::tls::{Identity, Peer, Protocol};
 
@@ -111,8 +110,7 @@ impl Visit {
         };
         let names = trust.as_ref().map(|(_, peer)| peer.sans.clone());
         let service = Service { shared: self.shared.clone(), names: names.clone() };
-        let service =
-            KeyManagementServiceServer::new(service).max_decoding_message_size(MAX_MESSAGE);
+        let service = KeyManagementServiceServer::new(service);
         let (stopper, stopped) = stopper();
         let mut serving = std::pin::pin!(serve_kms_over(stream, service, stopped));
         let mut stop = self.stop.clone();

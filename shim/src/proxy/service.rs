@@ -50,19 +50,20 @@ impl Service {
         let began = Instant::now();
         let limit = deadline(request.metadata(), began);
         let message = request.into_inner();
-        let result = match self.permit(E::OPERATION).and_then(|()| message.check()) {
+        let admitted = self.permit(E::OPERATION).and_then(|()| message.check());
+        // What has not been checked is not for the log.
+        let uid = if admitted.is_ok() { message.uid() } else { "" };
+        let result = match &admitted {
             Ok(()) => self.ask(&message, limit).await,
-            Err(error) => Err(Status::from(&error)),
+            Err(error) => Err(Status::from(error)),
         };
         let (took, operation) = (began.elapsed(), E::OPERATION);
         let code = result.as_ref().err().map_or(Code::Ok, Status::code);
         self.shared.metrics.answered(operation, code, took);
         match &result {
-            Ok(_) => tracing::debug!(uid = message.uid(), ?operation, ?took, "request served"),
+            Ok(_) => tracing::debug!(uid, ?operation, ?took, "request served"),
             Err(status) => tracing::warn!(
-                // A uid that breaks the rules is not for the log.
-                uid = if code == Code::InvalidArgument { "" } else { message.uid() },
-                client = ?self.names, ?operation, ?took, ?code, error = status.message(),
+                uid, client = ?self.names, ?operation, ?took, ?code, error = status.message(),
                 "request failed"
             ),
         }

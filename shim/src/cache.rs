@@ -4,10 +4,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use sidekey_core::config::KeyNumber;
 use sidekey_core::{Sealed, Secret};
 use tokio::time::Instant;
 
 use crate::config::CacheOptions;
+
+/// What was asked of which key: another key is never answered from this one's entries.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Request {
+    pub(crate) key: KeyNumber,
+    pub(crate) sealed: Sealed,
+}
 
 /// Unwrapped keys by what was unwrapped.
 pub(crate) struct Cache {
@@ -17,8 +25,8 @@ pub(crate) struct Cache {
 
 #[derive(Default)]
 struct State {
-    entries: HashMap<Arc<Sealed>, (Secret, Instant)>,
-    order: VecDeque<Arc<Sealed>>,
+    entries: HashMap<Arc<Request>, (Secret, Instant)>,
+    order: VecDeque<Arc<Request>>,
 }
 
 impl Cache {
@@ -26,18 +34,18 @@ impl Cache {
         Self { options, state: Mutex::default() }
     }
 
-    pub(crate) fn find(&self, sealed: &Sealed) -> Option<Secret> {
+    pub(crate) fn find(&self, request: &Request) -> Option<Secret> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (secret, at) = state.entries.get(sealed)?;
+        let (secret, at) = state.entries.get(request)?;
         (at.elapsed() < self.options.ttl).then(|| secret.clone())
     }
 
-    pub(crate) fn keep(&self, sealed: Arc<Sealed>, secret: Secret) {
+    pub(crate) fn keep(&self, request: Arc<Request>, secret: Secret) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.entries.insert(sealed.clone(), (secret, Instant::now())).is_some() {
-            state.order.retain(|other| *other != sealed);
+        if state.entries.insert(request.clone(), (secret, Instant::now())).is_some() {
+            state.order.retain(|other| *other != request);
         }
-        state.order.push_back(sealed);
+        state.order.push_back(request);
         // The oldest go first, by number and by age: dropping them wipes them.
         while let Some(oldest) = state.order.front().cloned() {
             let stale =
@@ -59,20 +67,22 @@ mod tests {
 
     use super::*;
 
-    fn sealed(text: &'static str) -> Arc<Sealed> {
+    fn asked(key: u64, text: &'static str) -> Arc<Request> {
         let key_id = KeyId::new("k").unwrap_or_else(|_| unreachable!());
-        Arc::new(Sealed { key_id, ciphertext: text.into(), annotations: Default::default() })
+        let sealed = Sealed { key_id, ciphertext: text.into(), annotations: Default::default() };
+        Arc::new(Request { key: KeyNumber(key), sealed })
     }
 
     #[tokio::test(start_paused = true)]
     async fn entries_expire_and_the_oldest_make_room() {
         let cache = Cache::new(CacheOptions { entries: 2, ttl: Duration::from_secs(10) });
         for (text, byte) in [("a", 1), ("b", 2), ("c", 3)] {
-            cache.keep(sealed(text), Secret::new(vec![byte]));
+            cache.keep(asked(1, text), Secret::new(vec![byte]));
         }
-        assert_eq!(cache.find(&sealed("a")), None);
-        assert_eq!(cache.find(&sealed("c")), Some(Secret::new(vec![3])));
+        assert_eq!(cache.find(&asked(1, "a")), None);
+        assert_eq!(cache.find(&asked(1, "c")), Some(Secret::new(vec![3])));
+        assert_eq!(cache.find(&asked(2, "c")), None, "another key must be asked itself");
         tokio::time::advance(Duration::from_secs(10)).await;
-        assert_eq!(cache.find(&sealed("c")), None);
+        assert_eq!(cache.find(&asked(1, "c")), None);
     }
 }

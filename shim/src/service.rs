@@ -13,6 +13,7 @@ use sidekey_core::{Call, Error, Kind, Sealed, Secret, check_encrypt, check_seale
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
+use crate::cache;
 use crate::metrics::Operation;
 use crate::state::Shared;
 
@@ -88,18 +89,18 @@ impl ShimService {
             id => Some(KeyNumber(id)),
         };
         let route = self.shared.table().route(&key_id, legacy).map_err(Arc::new)?;
-        let sealed = Arc::new(Sealed { key_id: route.key_id, ciphertext, annotations });
+        let sealed = Sealed { key_id: route.key_id, ciphertext, annotations };
         check_sealed(&sealed).map_err(Arc::new)?;
         // Two keys may know the same key_id: what is shared is a key's, not the shim's.
-        let request = Arc::new((route.key.id, sealed));
-        if let Some(secret) = self.shared.cached(&request.1) {
+        let request = Arc::new(cache::Request { key: route.key.id, sealed });
+        if let Some(secret) = self.shared.cached(&request) {
             return Ok(Bytes::copy_from_slice(secret.expose()));
         }
         loop {
             let (key, uid) = (route.key.clone(), uid.clone());
             let flight = self.shared.flights.join(&request, move |request| async move {
                 let call = Call { uid: &uid, deadline };
-                key.decrypt(&request.1, &call).await.map_err(Arc::new)
+                key.decrypt(&request.sealed, &call).await.map_err(Arc::new)
             });
             let landed = tokio::time::timeout_at(deadline, flight).await.map_err(|_| {
                 Arc::new(Error::new(Kind::Timeout, "the key did not answer in time"))
@@ -113,7 +114,7 @@ impl ShimService {
                 }
             }
             if let Ok(plaintext) = &landed.answer {
-                self.shared.keep(&request.1, || Secret::new(plaintext.to_vec()));
+                self.shared.keep(&request, || Secret::new(plaintext.to_vec()));
             }
             return landed.answer;
         }

@@ -7,10 +7,9 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
-use sidekey_core::config::KeyNumber;
-use sidekey_core::{Error, Flights, KeyId, Kind, Sealed, Secret, Source, Trouble, time};
+use sidekey_core::{Error, Flights, KeyId, Kind, Secret, Source, Trouble, time};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Request};
 use crate::config::{Mode, Role};
 use crate::key::Key;
 use crate::metrics::{KeyGauges, Metrics};
@@ -23,7 +22,7 @@ pub(crate) struct Shared {
     cache: ArcSwapOption<Cache>,
     info: Mutex<Info>,
     pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
-    pub(crate) flights: Flights<(KeyNumber, Arc<Sealed>), Result<Bytes, Arc<Error>>>,
+    pub(crate) flights: Flights<Request, Result<Bytes, Arc<Error>>>,
     pub(crate) metrics: Arc<Metrics>,
     registry: Registry,
     started: SystemTime,
@@ -115,13 +114,13 @@ impl Shared {
         self.cache.store(cache.map(Arc::new));
     }
 
-    pub(crate) fn cached(&self, sealed: &Sealed) -> Option<Secret> {
-        self.cache.load().as_ref()?.find(sealed)
+    pub(crate) fn cached(&self, request: &Request) -> Option<Secret> {
+        self.cache.load().as_ref()?.find(request)
     }
 
-    pub(crate) fn keep(&self, sealed: &Arc<Sealed>, secret: impl FnOnce() -> Secret) {
+    pub(crate) fn keep(&self, request: &Arc<Request>, secret: impl FnOnce() -> Secret) {
         if let Some(cache) = &*self.cache.load() {
-            cache.keep(sealed.clone(), secret());
+            cache.keep(request.clone(), secret());
         }
     }
 

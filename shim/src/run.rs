@@ -11,10 +11,11 @@ use sidekey_core::config::{self as core_config, LogFormat, Problems};
 use sidekey_core::process::{Signals, arguments, no_core_dumps, serve_admin_over, start_admin};
 use sidekey_core::telemetry::{self, LevelHandle};
 use sidekey_core::{
-    ConfigFile, EXIT_USAGE, Endpoint, Error, Kind, Output, Watcher, ask, mistakes, print,
-    read_file, usage,
+    ConfigFile, Digest, EXIT_USAGE, Endpoint, Error, Files, Kind, Output, Watcher, ask, mistakes,
+    print, read_file, usage,
 };
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 use crate::config::{self, AdminTls, ShimConfig};
 use crate::engine::{Engine, Kept, Proof};
@@ -24,6 +25,9 @@ use crate::tls::Protocol;
 /// At a start the configuration is given this long to prove itself before the last good one on
 /// disk is used instead.
 const START_PROOF: Duration = Duration::from_secs(3);
+
+/// Callers of `adminTls` at a time.
+const MAX_ADMIN_CONNECTIONS: usize = 64;
 
 /// Routes kube-apiserver's KMS v2 calls: Encrypt and Status to the write key, Decrypt to the key
 /// that wrote.
@@ -221,6 +225,8 @@ fn serve(flags: Flags) -> ExitCode {
         Ok(file) => file,
         Err(problems) => return usage(&mistakes(&source, &problems)),
     };
+    // Before the reading: what changes after it is told, at worst twice.
+    let known = file.as_deref().and_then(|path| Files::read([path]).ok()).map(|read| read.digest());
     let loaded = flags.load(file.as_deref());
     let stored = stored(&flags, file.as_deref(), loaded.as_ref().ok());
     // A command line is not tried again, so nothing takes its place either.
@@ -236,7 +242,7 @@ fn serve(flags: Flags) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return usage(&format!("cannot start the runtime: {error}")),
     };
-    let start = Start { config, fallback, stored, refused, source, flags, file };
+    let start = Start { config, fallback, stored, refused, source, flags, file, known };
     let result = runtime.block_on(live(start, level));
     // A second signal must not wait for anything that still runs.
     runtime.shutdown_background();
@@ -274,11 +280,12 @@ struct Start {
     source: String,
     flags: Flags,
     file: Option<PathBuf>,
+    known: Option<Digest>,
 }
 
 async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
     let mut signals = Signals::new()?;
-    let Start { config, fallback, stored, refused, source, flags, file } = start;
+    let Start { config, fallback, stored, refused, source, flags, file, known } = start;
     tracing::info!(version = sidekey_core::VERSION, config = %config.document, "starting");
     let watcher = Arc::new(Watcher::new(config.file_poll));
     let (admin, admin_tls, sockets) =
@@ -290,7 +297,10 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
     if let Some(tls) = admin_tls {
         serve_admin_tls(&tls, &mut engine, level).await?;
     }
-    let mut file = file.map(|path| ConfigFile::watch(&watcher, &path));
+    let mut file = file.map(|path| match known {
+        Some(known) => ConfigFile::watch_since(&watcher, &path, known),
+        None => ConfigFile::watch(&watcher, &path),
+    });
     if let (Some(error), Some(file)) = (&refused, &mut file) {
         engine.refuse(error);
         tracing::warn!(
@@ -398,16 +408,21 @@ async fn serve_admin_tls(
     })?;
     let address = listener.local_addr().unwrap_or(tls.listen);
     tracing::info!(%address, "admin listening with mutual TLS");
-    let (allow, shared) = (Arc::new(tls.allow.clone()), engine.shared.clone());
+    let allow: Vec<String> = tls.allow.iter().filter_map(|name| crate::tls::name(name)).collect();
+    let (allow, shared) = (Arc::new(allow), engine.shared.clone());
+    let places = Arc::new(Semaphore::new(MAX_ADMIN_CONNECTIONS));
     tokio::spawn(async move {
         loop {
             let Ok((stream, peer)) = listener.accept().await else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
+            // Callers beyond the limit are let go: a scraper comes again.
+            let Ok(place) = places.clone().try_acquire_owned() else { continue };
             let (identity, allow, shared, level) =
                 (identity.clone(), allow.clone(), shared.clone(), level.clone());
             tokio::spawn(async move {
+                let _place = place;
                 match identity.accept(stream, Protocol::Http1).await {
                     Ok((stream, caller)) if caller.sans.iter().any(|san| allow.contains(san)) => {
                         serve_admin_over(stream, shared, level).await;

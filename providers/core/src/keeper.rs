@@ -345,7 +345,13 @@ impl Keeper {
     fn failed(&self, error: &Error) {
         self.key.metrics.failed(error.kind());
         if self.key.health.failed(error) {
-            tracing::warn!(key = %self.key.id, kind = %error.kind(), error = %error.report(), "probe of the key failed");
+            let (key, kind, error) = (self.key.id, error.kind(), error.report());
+            // What does not pass by itself is for the operator to mend.
+            if kind.is_transient() {
+                tracing::warn!(%key, %kind, error, "probe of the key failed");
+            } else {
+                tracing::error!(%key, %kind, error, "probe of the key failed");
+            }
         }
         self.key.metrics.healthy(self.key.health.verdict().is_ok());
     }

@@ -105,3 +105,42 @@ fn decode(path: &str, text: &str, problems: &mut Problems) -> Option<Bytes> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn no_document_panics_and_a_sound_one_reads_as_it_was_written(
+            key_id in ".{0,20}",
+            ciphertext in proptest::collection::vec(any::<u8>(), 0..40),
+            name in "[a-z.]{0,6}",
+            sha256 in "[0-9a-fA-F]{60,68}",
+        ) {
+            let value = json!({
+                "keyId": key_id,
+                "ciphertext": STANDARD.encode(&ciphertext),
+                "annotations": {name: "AAAA"},
+                "sha256": sha256,
+            });
+            let mut problems = Problems::default();
+            let canary = Canary::parse(&value, &mut problems);
+            if let (Some(canary), true) = (canary, problems.is_empty()) {
+                prop_assert_eq!(Canary::parse(&canary.document(), &mut problems), Some(canary));
+                prop_assert!(problems.is_empty());
+            }
+        }
+
+        #[test]
+        fn no_text_in_the_place_of_a_field_panics(text in ".{0,30}") {
+            let mut problems = Problems::default();
+            let value = json!({"keyId": 1, "ciphertext": text, "annotations": text, "sha256": text});
+            let _ = Canary::parse(&value, &mut problems);
+            prop_assert!(!problems.is_empty());
+        }
+    }
+}

@@ -99,3 +99,32 @@ impl fmt::Display for Endpoint {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read_as_kube_apiserver_writes_them() {
+        let path = |text: &str| Ok(Endpoint::Path(text.into()));
+        assert_eq!("unix:///run/kms.sock".parse(), path("/run/kms.sock"));
+        assert_eq!("/run/kms.sock".parse(), path("/run/kms.sock"));
+        assert_eq!("unix:///@kms".parse(), Ok(Endpoint::Abstract("kms".into())));
+        let long = format!("unix:///{}", "x".repeat(MAX_PATH));
+        for bad in ["", "/", "unix://", "unix:///@", "kms.sock", "tcp://x", "/run/", "/a\0b", &long]
+        {
+            assert!(bad.parse::<Endpoint>().is_err(), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics_and_what_is_read_is_written_the_same(text in "(unix://)?/?@?.{0,120}") {
+            if let Ok(endpoint) = text.parse::<Endpoint>() {
+                prop_assert_eq!(endpoint.to_string().parse(), Ok(endpoint));
+            }
+        }
+    }
+}

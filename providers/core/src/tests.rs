@@ -180,6 +180,26 @@ async fn passing_faults_are_retried_within_the_callers_time() {
 }
 
 #[tokio::test]
+async fn equal_decrypts_at_the_same_time_reach_the_kms_once() {
+    let kms = Kms::new("equal");
+    let mut process = Process::new();
+    process.apply(json!([process.key(1, "equal")])).await.unwrap();
+    process.until_healthy(1).await;
+    let sealed = process.encrypt(1).await.unwrap();
+    kms.set(|state| state.delay = Duration::from_secs(3));
+    let asked = || kms.ask(|state| state.decrypts);
+    let before = asked();
+    let calls = (0..20).map(|_| process.decrypt(1, &sealed));
+    for answer in futures_util::future::join_all(calls).await {
+        assert_eq!(answer.unwrap(), [9; 32]);
+    }
+    // The probe may have asked, too.
+    assert!(asked() - before <= 2, "{} calls", asked() - before);
+    let metrics = process.supervisor.shared.metrics();
+    assert!(metrics.contains("kms_shared_decrypts_total{key=\"1\"} 19"), "{metrics}");
+}
+
+#[tokio::test]
 async fn a_passing_outage_coasts_and_heals_by_itself() {
     let kms = Kms::new("outage");
     let mut process = Process::new();

@@ -38,6 +38,8 @@ pub fn parse_mode(text: &str) -> Result<u32, String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -67,6 +69,16 @@ mod tests {
         assert_eq!(parse_mode("600"), Ok(0o600));
         for bad in ["", "66", "0o660", "888", "4755", "07777", "rw-"] {
             assert!(parse_mode(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "[0-9]{0,30}.{0,4}") {
+            let _ = parse_mode(&text);
+            if let Ok(duration) = parse_duration(&text) {
+                prop_assert!(duration <= LONGEST);
+            }
         }
     }
 }

@@ -18,6 +18,9 @@ use crate::wait::PATIENCE;
 const NETWORK: u32 = u32::from_be_bytes([198, 18, 0, 0]);
 const HOSTS: u32 = 1 << 15;
 
+/// The name of the link on that host.
+const FAR: &str = "up0";
+
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// Another host, reached by one link.
@@ -62,19 +65,17 @@ impl Host {
     /// a program and its first arguments.
     pub async fn running(&self, program: &Path) -> Result<(PathBuf, Vec<String>)> {
         let nsenter = packages::program("nsenter", "util-linux").await?;
-        let pid = self.holder.pid().context("the host is gone")?;
-        let args = vec![format!("--net=/proc/{pid}/ns/net"), program.display().to_string()];
-        Ok((nsenter, args))
+        Ok((nsenter, vec![self.namespace()?, program.display().to_string()]))
     }
 
-    /// Cuts the link: packets to it get lost, connections stay open.
+    /// Cuts the link at its far end: packets get lost, and nobody is told.
     pub fn cut(&self) -> Result<()> {
-        self.switch("down")
+        self.inside(&["link", "set", FAR, "down"])
     }
 
     /// Mends the link.
     pub fn heal(&self) -> Result<()> {
-        self.switch("up")
+        self.inside(&["link", "set", FAR, "up"])
     }
 
     /// Takes a network that nobody has yet.
@@ -86,34 +87,35 @@ impl Host {
             let (near, far) = (Ipv4Addr::from(NETWORK + slot * 4 + 1), NETWORK + slot * 4 + 2);
             let (link, address) = (format!("skn{slot}"), Ipv4Addr::from(far));
             let to = pid.to_string();
-            let pair = ["type", "veth", "peer", "name", "up0", "netns", &to];
+            let pair = ["type", "veth", "peer", "name", FAR, "netns", &to];
             if let Err(error) = run(&ip, &[&["link", "add", link.as_str()], &pair[..]].concat()) {
                 last = Some(error);
                 continue;
             }
             let host = Self { holder, ip, link, address };
-            host.configure(near, pid)?;
+            host.configure(near)?;
             return Ok(host);
         }
         bail!("cannot make a link to another host: {:#}", last.context("none was tried")?)
     }
 
-    fn configure(&self, near: Ipv4Addr, pid: u32) -> Result<()> {
-        let link = self.link.as_str();
-        let inside = |args: &[&str]| {
-            let net = format!("--net=/proc/{pid}/ns/net");
-            let ip = self.ip.display().to_string();
-            run(Path::new("nsenter"), &[&[net.as_str(), &ip], args].concat())
-        };
-        run(&self.ip, &["address", "add", &format!("{near}/30"), "dev", link])?;
-        run(&self.ip, &["link", "set", link, "up"])?;
-        inside(&["link", "set", "lo", "up"])?;
-        inside(&["address", "add", &format!("{}/30", self.address), "dev", "up0"])?;
-        inside(&["link", "set", "up0", "up"])
+    fn configure(&self, near: Ipv4Addr) -> Result<()> {
+        run(&self.ip, &["address", "add", &format!("{near}/30"), "dev", &self.link])?;
+        run(&self.ip, &["link", "set", &self.link, "up"])?;
+        self.inside(&["link", "set", "lo", "up"])?;
+        self.inside(&["address", "add", &format!("{}/30", self.address), "dev", FAR])?;
+        self.heal()
     }
 
-    fn switch(&self, state: &str) -> Result<()> {
-        run(&self.ip, &["link", "set", &self.link, state])
+    /// `ip` on that host.
+    fn inside(&self, args: &[&str]) -> Result<()> {
+        let (net, ip) = (self.namespace()?, self.ip.display().to_string());
+        run(Path::new("nsenter"), &[&[net.as_str(), ip.as_str()], args].concat())
+    }
+
+    fn namespace(&self) -> Result<String> {
+        let pid = self.holder.pid().context("the host is gone")?;
+        Ok(format!("--net=/proc/{pid}/ns/net"))
     }
 }
 

@@ -75,7 +75,8 @@ impl Scene {
 
     async fn the_old_one_serves(&self) -> Result<()> {
         let status = self.shim.status().await?;
-        ensure!(status["revision"] == self.revision.to_string(), "{status}");
+        let revision = self.revision.to_string();
+        ensure!(status["revision"] == revision.as_str(), "{status}");
         let sealed = self.client.round_trip(b"served").await?;
         ensure!(sealed.key_id == self.key_id, "wrapped under {}", sealed.key_id);
         ensure!(self.client.status().await?.key_id == self.key_id);

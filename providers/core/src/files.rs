@@ -188,7 +188,7 @@ fn explain(problems: BTreeMap<PathBuf, Problem>) -> Error {
         }
     }
     let noun = if list.len() == 1 { "file" } else { "files" };
-    Error::new(Kind::Config, format!("cannot use {noun} {}", list.join("; ")))
+    Error::new(Kind::Config, format!("cannot use {noun}: {}", list.join("; ")))
         .with_hint(hints.join("; "))
 }
 

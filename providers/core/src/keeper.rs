@@ -348,9 +348,9 @@ impl Keeper {
             let (key, kind, error) = (self.key.id, error.kind(), error.report());
             // What does not pass by itself is for the operator to mend.
             if kind.is_transient() {
-                tracing::warn!(%key, %kind, error, "probe of the key failed");
+                tracing::warn!(%key, %kind, %error, "probe of the key failed");
             } else {
-                tracing::error!(%key, %kind, error, "probe of the key failed");
+                tracing::error!(%key, %kind, %error, "probe of the key failed");
             }
         }
         self.key.metrics.healthy(self.key.health.verdict().is_ok());

@@ -4,6 +4,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(["proto/kms_v2.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .build_transport(false)
+        .codec_path("crate::codec::KmsCodec")
         .bytes(".")
         .btree_map(".")
         // Neither plaintext nor ciphertext must reach a log through a stray `{:?}`.

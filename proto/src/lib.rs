@@ -5,6 +5,8 @@
 //! match what kube-apiserver speaks. Messages that carry plaintext or ciphertext do
 //! not derive `Debug`, so that no log line can print them by accident.
 
+pub mod codec;
+
 /// Package `v2` of the protocol: what kube-apiserver 1.27 and later speak.
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 pub mod v2 {

@@ -185,6 +185,8 @@ where
     let service = Strict(service.max_decoding_message_size(MAX_REQUEST));
     let serving = http2::Builder::new(TokioExecutor::new())
         .max_concurrent_streams(MAX_STREAMS)
+        // Nobody asks for the date.
+        .auto_date_header(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
     let mut serving = std::pin::pin!(serving);
     let result = tokio::select! {

@@ -1,0 +1,24 @@
+//! Packs the relocations of the static binaries, where the C library can unpack them.
+//!
+//! Unpacked they are a twentieth of the file, and every start reads all of it: packed, a
+//! running shim is a fifth of a MiB smaller. glibc can do it since 2.36.
+
+use std::process::Command;
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let native = variable("HOST") == variable("TARGET");
+    let gnu = variable("CARGO_CFG_TARGET_ENV") == "gnu";
+    if native && gnu && glibc().is_some_and(|version| version >= (2, 36)) {
+        println!("cargo:rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
+    }
+}
+
+/// The version of the C library, which is the one that is linked in.
+fn glibc() -> Option<(u32, u32)> {
+    let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let (major, minor) = text.trim().strip_prefix("glibc ")?.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}

@@ -97,20 +97,40 @@ impl HttpClient {
 
     /// Any request, sent once.
     pub async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Response> {
+        self.send_with(method, path, &[], body).await
+    }
+
+    /// Any request with headers of its own, sent once.
+    pub async fn send_with(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&Value>,
+    ) -> Result<Response> {
         let what = format!("{method} {path} at {}", self.shared.address);
-        let exchange = self.exchange(method, path, body);
+        let exchange = self.exchange(method, path, headers, body);
         match tokio::time::timeout(TIMEOUT, exchange).await {
             Ok(answer) => answer.context(what),
             Err(_) => bail!("{what}: no answer within {} s", TIMEOUT.as_secs()),
         }
     }
 
-    async fn exchange(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Response> {
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&Value>,
+    ) -> Result<Response> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::HOST, self.shared.address.to_string())
             .header(header::ACCEPT, "application/json, */*");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
         if let Some(token) = &self.shared.bearer {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }

@@ -56,6 +56,15 @@ pub const ETCD: GoServer = GoServer {
     cost: "a minute the first time",
 };
 
+/// The OpenBao that the tests run.
+pub const OPENBAO: GoServer = GoServer {
+    name: "openbao",
+    version: "2.4.0",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/openbao"),
+    ldflags: "-X github.com/openbao/openbao/version.fullVersion=2.4.0",
+    cost: "4 minutes the first time",
+};
+
 impl GoServer {
     /// The binary's path, built now if the cache does not have it. Blocks.
     pub fn build(&self) -> Result<PathBuf> {

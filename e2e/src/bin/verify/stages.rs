@@ -38,7 +38,7 @@ struct Executable {
 
 /// Builds the servers of a cluster into the harness's cache.
 pub(crate) async fn prepare_cluster() -> Result<()> {
-    for server in [golang::ETCD, golang::KUBE_APISERVER] {
+    for server in [golang::ETCD, golang::KUBE_APISERVER, golang::OPENBAO] {
         server.build_async().await?;
     }
     Ok(())

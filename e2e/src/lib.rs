@@ -14,6 +14,7 @@
 //! process panics, is interrupted or is killed.
 
 pub mod apiserver;
+pub mod aws;
 pub mod bench;
 pub mod binaries;
 pub mod browser;
@@ -22,6 +23,7 @@ pub mod command;
 pub mod encryption;
 pub mod etcd;
 pub mod faulty;
+pub mod gateway;
 pub mod golang;
 pub mod http;
 pub mod kms;

@@ -28,6 +28,7 @@ pub struct Spec {
     program: PathBuf,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
+    env_clear: bool,
     log: PathBuf,
 }
 
@@ -43,6 +44,7 @@ impl Spec {
             program: program.into(),
             args: Vec::new(),
             env: Vec::new(),
+            env_clear: false,
             log: log.into(),
         }
     }
@@ -62,6 +64,12 @@ impl Spec {
     /// Sets a variable on top of the inherited environment.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Lets it inherit no variables, so that it has those of [`env`](Self::env) alone.
+    pub fn env_clear(mut self) -> Self {
+        self.env_clear = true;
         self
     }
 
@@ -114,7 +122,11 @@ impl Process {
         let log = open(&spec.log).with_context(|| format!("cannot open {}", spec.log.display()))?;
         self.log_start = log.metadata()?.len();
         let watchdog = Watchdog::of_this_process()?;
-        let mut child = Command::new("sh")
+        let mut command = Command::new("sh");
+        if spec.env_clear {
+            command.env_clear();
+        }
+        let mut child = command
             .args(["-c", LAUNCH, "launch"])
             .arg(&spec.program)
             .args(&spec.args)

@@ -65,6 +65,15 @@ pub const OPENBAO: GoServer = GoServer {
     cost: "4 minutes the first time",
 };
 
+/// The local-kms that the tests run.
+pub const LOCAL_KMS: GoServer = GoServer {
+    name: "local-kms",
+    version: "e4d9425700fe",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/local-kms"),
+    ldflags: "",
+    cost: "20 seconds the first time",
+};
+
 impl GoServer {
     /// The binary's path, built now if the cache does not have it. Blocks.
     pub fn build(&self) -> Result<PathBuf> {

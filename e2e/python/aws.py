@@ -1,0 +1,271 @@
+"""moto for the end-to-end tests, with its gaps closed.
+
+moto 5.2.5 itself serves KMS, STS and instance metadata. SIMULATED here, because it does not:
+key states (disabled, pending deletion), rotation on demand with old material kept, key material
+ids, IncorrectKeyException, ciphertext of multi-region keys, checks of who calls (web identity
+tokens, access keys, expired and revoked sessions) and, at /control, faults that a test asks for.
+
+usage: aws.py PORT
+"""
+
+import hashlib
+import io
+import json
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+from moto.core.exceptions import JsonRESTError
+from moto.core.utils import unix_time
+from moto.kms import models, responses, utils
+from moto.kms.exceptions import InvalidCiphertextException
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    MotoRequestHandler,
+    create_backend_app,
+)
+from moto.sts.exceptions import STSClientError
+from moto.sts.models import STSBackend
+from moto.sts.responses import TokenResponse
+from werkzeug.serving import run_simple
+from werkzeug.wrappers import Request, Response
+
+HARNESS = "harness"  # The access key of the tests' own calls: never checked, counted or failed.
+IMDS = "/latest/"
+LOCK = threading.Lock()
+LOCAL = threading.local()
+STATE = {
+    "faults": [],  # {operation, key, seconds, status, type, message, times}; all may be left out
+    "tokens": None,  # web identity tokens that are good; None: all
+    "access_keys": None,  # access keys that are good beside those of sessions; None: all
+    "session_seconds": None,  # how long a new session lasts; None: as long as was asked for
+    "material_ids": True,  # whether KMS tells the ids of key material
+}
+SESSIONS = {}  # access key -> [expiry, the error that it gets if it is revoked]
+CALLS = {}
+LAST = {}
+
+
+def wrap(owner, name):
+    """Replaces a method by one that gets the original as its first argument."""
+    original = getattr(owner, name)
+
+    def replace(function):
+        setattr(owner, name, lambda self, *args, **kw: function(original, self, *args, **kw))
+
+    return replace
+
+
+# --- key material, states and multi-region keys
+
+
+def add_material(key, material):
+    key.__dict__.setdefault("materials", []).append(material)  # A replica shares the list.
+
+
+def material_id(key, material):
+    return hashlib.sha256(key.id.encode() + material).hexdigest()
+
+
+def multi_region_id(multi_region=False, original=models.generate_key_id):
+    key_id = original(False)
+    return "mrk-" + key_id.replace("-", "") if multi_region else key_id
+
+
+models.Key.key_material = property(lambda key: key.materials[-1], add_material)
+models.generate_key_id = multi_region_id
+
+
+def check_usable(key):
+    if key.key_state == "Disabled":
+        raise JsonRESTError("DisabledException", f"{key.arn} is disabled.")
+    if key.key_state != "Enabled":
+        state = {"PendingDeletion": "pending deletion"}.get(key.key_state, key.key_state)
+        raise JsonRESTError("KMSInvalidStateException", f"{key.arn} is {state}.")
+
+
+@wrap(models.Key, "to_dict")
+def to_dict(original, self):
+    document = original(self)
+    if STATE["material_ids"]:
+        document["KeyMetadata"]["CurrentKeyMaterialId"] = material_id(self, self.key_material)
+    return document
+
+
+@wrap(models.KmsBackend, "replicate_key")
+def replicate_key(original, self, key_id, replica_region):
+    return original(self, self.get_key_id(key_id), replica_region)
+
+
+@wrap(models.KmsBackend, "rotate_key_on_demand")
+def rotate_key_on_demand(original, self, key_id):
+    self.keys[self.get_key_id(key_id)].key_material = utils.generate_master_key()
+    return original(self, key_id)
+
+
+@wrap(models.KmsBackend, "encrypt")
+def encrypt(original, self, key_id, plaintext, encryption_context):
+    check_usable(self.keys[self.any_id_to_key_id(key_id)])
+    return original(self, key_id, plaintext, encryption_context)
+
+
+@wrap(models.KmsBackend, "decrypt")
+def decrypt(_, self, ciphertext_blob, encryption_context, key_id=None):
+    try:
+        key = self.keys[utils._deserialize_ciphertext_blob(ciphertext_blob).key_id]
+    except Exception:
+        raise InvalidCiphertextException()
+    if key_id is not None and self.any_id_to_key_id(key_id) != key.id:
+        text = "The key ID in the request does not identify a CMK that can perform this operation."
+        raise JsonRESTError("IncorrectKeyException", text)
+    check_usable(key)
+    for material in reversed(key.materials):
+        keys = {key.id: SimpleNamespace(key_material=material)}
+        try:
+            plaintext, _ = utils.decrypt(keys, ciphertext_blob, encryption_context)
+        except InvalidCiphertextException:
+            continue
+        LOCAL.material = material_id(key, material)
+        return plaintext, key.arn
+    raise InvalidCiphertextException()
+
+
+@wrap(responses.KmsResponse, "decrypt")
+def decrypt_response(original, self):
+    answer = json.loads(original(self))
+    if STATE["material_ids"]:
+        answer["KeyMaterialId"] = LOCAL.material
+    return json.dumps(answer)
+
+
+# --- who calls
+
+
+@wrap(TokenResponse, "assume_role_with_web_identity")
+def check_web_identity(original, self):
+    token, good = self._get_param("WebIdentityToken"), STATE["tokens"]
+    if not token:
+        raise STSClientError("ValidationError", "Value null at 'webIdentityToken'")
+    if good is not None and token not in good:
+        raise STSClientError("InvalidIdentityToken", "The ID token is not valid (simulated)")
+    return original(self)
+
+
+@wrap(STSBackend, "assume_role_with_web_identity")
+def assume_role_with_web_identity(original, self, **asked):
+    role = original(self, **{**asked, "duration": STATE["session_seconds"] or asked["duration"]})
+    SESSIONS[role.access_key_id] = [unix_time(role.expiration), None]
+    return role
+
+
+def refusal(access_key):
+    if access_key is None:
+        return "MissingAuthenticationTokenException", "Missing Authentication Token"
+    if access_key in SESSIONS:
+        expiry, revoked = SESSIONS[access_key]
+        if revoked or expiry < time.time():
+            text = "The security token included in the request is expired"
+            return revoked or "ExpiredTokenException", text
+    elif STATE["access_keys"] is not None and access_key not in STATE["access_keys"]:
+        text = "The security token included in the request is invalid."
+        return "UnrecognizedClientException", text
+    return None
+
+
+# --- the server
+
+
+def control(request):
+    with LOCK:
+        if request.method == "PUT":
+            wanted = request.get_json(force=True)
+            for session in SESSIONS.values() if "revoke" in wanted else []:
+                session[1] = wanted["revoke"]
+            STATE.update({name: wanted[name] for name in STATE if name in wanted})
+        body = {**STATE, "calls": CALLS, "sessions": len(SESSIONS), "last": LAST}
+        return Response(json.dumps(body), content_type="application/json")
+
+
+def fault_for(operation, key):
+    for fault in STATE["faults"]:
+        mine = fault.get("operation", operation) == operation and fault.get("key", "") in key
+        if mine and fault.get("times", 1) > 0:
+            if "times" in fault:
+                fault["times"] -= 1
+            return fault
+    return {}
+
+
+def error(operation, status, kind, message):
+    if operation.startswith("Assume"):
+        body = f"<ErrorResponse><Error><Type>Sender</Type><Code>{kind}</Code>"
+        body += f"<Message>{message}</Message></Error></ErrorResponse>"
+        return Response(body, status=status, content_type="text/xml")
+    headers = {"x-amzn-requestid": "00000000-0000-4000-8000-000000000000"}
+    body = json.dumps({"__type": kind, "message": message})
+    return Response(body, status, headers, content_type="application/x-amz-json-1.1")
+
+
+def judge(request, kms):
+    """The answer that comes instead of moto's, if one does."""
+    scope = request.headers.get("Authorization", "").partition("Credential=")[2]
+    access_key = scope.split("/")[0] or None
+    if access_key == HARNESS:
+        return None
+    body = request.get_data(parse_form_data=False)
+    operation = kms or request.form.get("Action", "?")
+    key = str(json.loads(body).get("KeyId", "")) if kms else ""
+    with LOCK:
+        CALLS[operation] = CALLS.get(operation, 0) + 1
+        if kms:
+            names = ["x-amz-source-arn", "x-amz-source-account"]
+            LAST.update({name: request.headers.get(name) for name in names}, access_key=access_key)
+        fault = fault_for(operation, key)
+        refused = refusal(access_key) if kms else None
+    time.sleep(fault.get("seconds", 0))
+    if "type" in fault:
+        return error(operation, fault.get("status", 400), fault["type"], fault.get("message", ""))
+    return error(operation, 400, *refused) if refused else None
+
+
+def application(moto):
+    def serve(environ, start_response):
+        request = Request(environ)
+        if request.path == "/control":
+            return control(request)(environ, start_response)
+        if request.path.startswith(IMDS):
+            return metadata(request)(environ, start_response)
+        kms = request.headers.get("X-Amz-Target", "").partition("TrentService.")[2]
+        answer = judge(request, kms) if request.method == "POST" else None
+        if answer is None:
+            environ["wsgi.input"] = io.BytesIO(request.get_data())
+            return moto(environ, start_response)
+        return answer(environ, start_response)
+
+    def metadata(request):
+        token = "X-aws-ec2-metadata-token"
+        if request.path == IMDS + "api/token":
+            ttl = {token + "-ttl-seconds": "21600"}
+            return Response("imds-token", 200 if request.method == "PUT" else 405, ttl)
+        if request.headers.get(token) != "imds-token":
+            return Response("", 401)
+        with LOCK:
+            CALLS["metadata"] = CALLS.get("metadata", 0) + 1
+        role = IMDS + "meta-data/iam/security-credentials/"
+        if request.path in (role, role + "default-role"):
+            return moto
+        return Response("", 404)
+
+    return serve
+
+
+if __name__ == "__main__":
+    MOTO = DomainDispatcherApplication(create_backend_app)
+    run_simple(
+        "127.0.0.1",
+        int(sys.argv[1]),
+        application(MOTO),
+        threaded=True,
+        request_handler=MotoRequestHandler,
+    )

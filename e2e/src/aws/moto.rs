@@ -1,0 +1,167 @@
+//! moto as a process under test.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use hyper::Method;
+use serde_json::{Value, json};
+
+use crate::aws::KmsOwner;
+use crate::aws::python::Python;
+use crate::http::HttpClient;
+use crate::ports::Port;
+use crate::process::{Process, Spec};
+use crate::wait::PATIENCE;
+
+/// Closes moto's gaps and simulates what it lacks.
+const LAUNCHER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/python/aws.py");
+
+/// A running moto: KMS, STS and instance metadata on one port of loopback.
+#[derive(Debug)]
+pub struct Moto {
+    process: Process,
+    port: Port,
+}
+
+/// A simulated answer of KMS or STS, or a delay before its real one.
+#[derive(Clone, Debug)]
+pub struct KmsFault {
+    rule: Value,
+}
+
+impl KmsFault {
+    /// An error such as `ThrottlingException`, as KMS words it.
+    pub fn error(name: &str, message: &str) -> Self {
+        Self { rule: json!({"type": name, "message": message}) }
+    }
+
+    /// The real answer, but so much later.
+    pub fn slow(delay: Duration) -> Self {
+        Self { rule: json!({"seconds": delay.as_secs_f64()}) }
+    }
+
+    /// With this HTTP status in the place of 400.
+    pub fn status(self, status: u16) -> Self {
+        self.with("status", status)
+    }
+
+    /// Only for this operation, such as `DescribeKey`.
+    pub fn on(self, operation: &str) -> Self {
+        self.with("operation", operation)
+    }
+
+    /// Only where the request's KeyId contains this.
+    pub fn of_key(self, part: &str) -> Self {
+        self.with("key", part)
+    }
+
+    /// Only so many times.
+    pub fn times(self, times: u32) -> Self {
+        self.with("times", times)
+    }
+
+    fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.rule[field] = value.into();
+        self
+    }
+}
+
+impl Moto {
+    /// Starts one, its log in `dir`, and waits until it answers.
+    pub async fn start(dir: &Path) -> Result<Self> {
+        let python = Python::with_moto().await?;
+        let port = Port::free()?;
+        let process = Spec::new("moto", python.program, dir.join("moto.log"))
+            .args(["-B", LAUNCHER])
+            .arg(port.number().to_string())
+            .env("PYTHONPATH", python.packages)
+            .start()?;
+        let mut moto = Self { process, port };
+        let http = moto.http();
+        let ready = async || http.get("/control").await?.ok().map(drop);
+        moto.process.wait_until("it answers", PATIENCE, ready).await?;
+        Ok(moto)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.port.address()
+    }
+
+    /// As AWS_ENDPOINT_URL wants it.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address())
+    }
+
+    /// The one who owns the keys.
+    pub fn owner(&self) -> KmsOwner {
+        KmsOwner::new(self.address())
+    }
+
+    /// The process, to be paused and resumed. It keeps its keys in memory.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// From now on requests fail so, by the first fault that fits; none heals it.
+    pub async fn faults(&self, faults: &[KmsFault]) -> Result<()> {
+        let rules: Vec<&Value> = faults.iter().map(|fault| &fault.rule).collect();
+        self.control(json!({"faults": rules})).await.map(drop)
+    }
+
+    /// The web identity tokens that are good from now on.
+    pub async fn accept_tokens(&self, tokens: &[&str]) -> Result<()> {
+        self.control(json!({"tokens": tokens})).await.map(drop)
+    }
+
+    /// The access keys that are good from now on, beside those of sessions.
+    pub async fn accept_access_keys(&self, keys: &[&str]) -> Result<()> {
+        self.control(json!({"access_keys": keys})).await.map(drop)
+    }
+
+    /// How long new sessions last, however long they were asked for.
+    pub async fn limit_sessions(&self, length: Duration) -> Result<()> {
+        self.control(json!({"session_seconds": length.as_secs_f64()})).await.map(drop)
+    }
+
+    /// All sessions so far get this error, such as `ExpiredTokenException`.
+    pub async fn revoke_sessions(&self, error: &str) -> Result<()> {
+        self.control(json!({"revoke": error})).await.map(drop)
+    }
+
+    /// Whether KMS tells the ids of key material, as it did not always.
+    pub async fn tell_material_ids(&self, whether: bool) -> Result<()> {
+        self.control(json!({"material_ids": whether})).await.map(drop)
+    }
+
+    /// How often an operation was called, other than by the owner; all of KMS for `""`.
+    pub async fn calls(&self, operation: &str) -> Result<u64> {
+        let state = self.state().await?;
+        let calls = state["calls"].as_object().context("no calls")?;
+        let kms = ["Encrypt", "Decrypt", "DescribeKey"];
+        let mine = |name: &str| match operation {
+            "" => kms.contains(&name),
+            one => one == name,
+        };
+        Ok(calls.iter().filter(|(name, _)| mine(name)).filter_map(|(_, n)| n.as_u64()).sum())
+    }
+
+    /// The last KMS request's access key (`access_key`) and source headers.
+    pub async fn last(&self) -> Result<Value> {
+        Ok(self.state().await?["last"].take())
+    }
+
+    async fn state(&self) -> Result<Value> {
+        self.http().get("/control").await?.ok()?.json()
+    }
+
+    async fn control(&self, wanted: Value) -> Result<Value> {
+        self.http().send(Method::PUT, "/control", Some(&wanted)).await?.ok()?.json()
+    }
+
+    fn http(&self) -> HttpClient {
+        HttpClient::plain(self.address())
+    }
+}

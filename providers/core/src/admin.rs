@@ -13,6 +13,7 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use serde_json::Value;
 
+use crate::process::HealthOptions;
 use crate::telemetry::LevelHandle;
 
 /// What the admin endpoints ask of a process.
@@ -47,6 +48,8 @@ pub(crate) struct Admin {
     source: Arc<dyn Source>,
     level: LevelHandle,
     reach: Reach,
+    /// Nothing but these paths, if they are set.
+    replacing: Option<HealthOptions>,
 }
 
 impl Reach {
@@ -58,7 +61,13 @@ impl Reach {
 
 impl Admin {
     pub(crate) fn new(source: Arc<dyn Source>, level: LevelHandle, reach: Reach) -> Self {
-        Self { source, level, reach }
+        Self { source, level, reach, replacing: None }
+    }
+
+    /// Answers at the paths of a replaced plugin and nowhere else.
+    pub(crate) fn replacing(mut self, paths: HealthOptions) -> Self {
+        self.replacing = Some(paths);
+        self
     }
 
     pub(crate) fn answer(&self, request: &http::Request<Incoming>) -> Response<Full<Bytes>> {
@@ -66,6 +75,9 @@ impl Admin {
     }
 
     fn route(&self, method: &Method, path: &str, query: Option<&str>) -> Response<Full<Bytes>> {
+        if let Some(paths) = &self.replacing {
+            return self.replaced(method, path, paths);
+        }
         match path {
             "/livez" => self.read(method, Reach::Network, || text(StatusCode::OK, "ok\n")),
             "/readyz" => self.read(method, Reach::Network, || self.ready()),
@@ -75,6 +87,24 @@ impl Admin {
             "/" => self.read(method, Reach::Loopback, || self.page()),
             "/log-level" => self.level(method, query),
             _ => not_found(),
+        }
+    }
+
+    fn replaced(
+        &self,
+        method: &Method,
+        path: &str,
+        paths: &HealthOptions,
+    ) -> Response<Full<Bytes>> {
+        let is = |wanted: &Option<String>| wanted.as_deref() == Some(path);
+        if is(&paths.livez) {
+            self.read(method, Reach::Network, || text(StatusCode::OK, "ok\n"))
+        } else if is(&paths.healthz) {
+            self.read(method, Reach::Network, || self.health())
+        } else if is(&paths.metrics) {
+            self.read(method, Reach::Network, || self.metrics())
+        } else {
+            text(StatusCode::NOT_FOUND, "not found\n")
         }
     }
 

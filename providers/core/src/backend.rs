@@ -24,6 +24,7 @@ pub(crate) trait Backend: Send + Sync {
         call: &'a Call<'a>,
     ) -> Answer<'a, Sealed>;
     fn decrypt<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, Secret>;
+    fn verify<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, (Secret, KeyId)>;
     fn expiry(&self) -> Option<SystemTime>;
     fn note(&self) -> Option<String>;
     fn as_any(&self) -> &dyn Any;
@@ -33,6 +34,8 @@ pub(crate) trait Backend: Send + Sync {
 pub(crate) trait Connector: Send + Sync {
     /// The files that a client is made of.
     fn files(&self) -> &BTreeSet<PathBuf>;
+    /// Those, and what their content names.
+    fn all_files(&self, files: &Files) -> BTreeSet<PathBuf>;
     /// Makes a client.
     fn connect<'a>(
         &'a self,
@@ -70,6 +73,11 @@ impl<P: Provider> Connector for Typed<P> {
         &self.files
     }
 
+    fn all_files(&self, files: &Files) -> BTreeSet<PathBuf> {
+        let named = P::named_files(&self.config, files);
+        self.files.iter().cloned().chain(named).collect()
+    }
+
     fn connect<'a>(
         &'a self,
         files: &'a Files,
@@ -99,6 +107,10 @@ impl<P: Provider> Backend for P {
 
     fn decrypt<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, Secret> {
         Answer(Box::pin(Provider::decrypt(self, sealed, call)))
+    }
+
+    fn verify<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, (Secret, KeyId)> {
+        Answer(Box::pin(Provider::verify(self, sealed, call)))
     }
 
     fn expiry(&self) -> Option<SystemTime> {

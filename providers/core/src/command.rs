@@ -13,6 +13,10 @@ use crate::config::{self, LogFormat, Problems};
 use crate::proto::v2::{EncryptRequest, StatusRequest};
 use crate::{Endpoint, Error, Files, KeyId, Kind, Provider, Sealed, Secret, client};
 
+mod trial;
+
+use trial::Trial;
+
 /// Bad usage or configuration (`EX_USAGE`).
 pub const EXIT_USAGE: u8 = 64;
 
@@ -30,6 +34,12 @@ pub trait CommandLine: Provider {
     /// The `keys` section that the flags describe, or `None` if they describe none. It must not
     /// change anything: the command line may yet turn out to be wrong.
     fn keys(flags: &Self::Flags) -> Result<Option<Value>, Error>;
+
+    /// Fields of the process that the flags of the replaced plugin describe (`health`, say). They
+    /// count only where [`keys`](CommandLine::keys) finds some.
+    fn process(_flags: &Self::Flags) -> Value {
+        json!({})
+    }
 
     /// What the flags ask to be done before the first key is served, once the whole configuration
     /// has been found sound.
@@ -112,12 +122,15 @@ pub(crate) struct ProcessFlags {
 pub(crate) enum CommonCommand {
     /// Check a configuration file and list every mistake in it
     #[command(
-        after_help = "Example:\n  check --config provider.yaml -o json\n\nExit codes: 0 sound, 64 mistakes."
+        after_help = "Examples:\n  check --config provider.yaml -o json\n  check --config provider.yaml --connect   # and try every key at its KMS\n\nExit codes: 0 sound, 64 mistakes, 1 a key that does not work."
     )]
     Check {
         /// The file to check
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Try every key at its KMS too: log in, read the canary, wrap and unwrap
+        #[arg(long)]
+        connect: bool,
         /// How to answer
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
@@ -191,7 +204,7 @@ impl ProcessFlags {
 /// Runs a command that every provider has.
 pub(crate) fn execute<P: Provider>(command: CommonCommand) -> ExitCode {
     match command {
-        CommonCommand::Check { config, output } => check::<P>(&config, output),
+        CommonCommand::Check { config, connect, output } => check::<P>(&config, connect, output),
         CommonCommand::Probe { socket, healthy, timeout, output } => {
             match config::parse_duration(&timeout) {
                 Ok(limit) => print(ask(&socket, healthy, limit), output),
@@ -255,11 +268,14 @@ pub fn mistakes(source: &str, problems: &Problems) -> String {
     text
 }
 
-fn check<P: Provider>(path: &std::path::Path, output: Output) -> ExitCode {
+fn check<P: Provider>(path: &std::path::Path, connect: bool, output: Output) -> ExitCode {
     let source = path.display().to_string();
     let result = read_file(path).and_then(|document| config::parse::<P>(&document));
     let problems = match result {
-        Ok(config) => config.check_files(),
+        Ok(config) => match config.check_files() {
+            sound if sound.is_empty() && connect => return print(try_out(&config), output),
+            problems => problems,
+        },
         Err(problems) => problems,
     };
     if output == Output::Json {
@@ -275,6 +291,36 @@ fn check<P: Provider>(path: &std::path::Path, output: Output) -> ExitCode {
         complain(&format!("error: {}", mistakes(&source, &problems)));
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) }
+}
+
+/// Tries every key at its KMS; the error names each one that does not work.
+fn try_out(config: &config::ProcessConfig) -> Result<Answer, Error> {
+    answer(async {
+        let (mut works, mut fails, mut kind) = (Vec::new(), Vec::new(), Kind::Bug);
+        for Trial { id, result } in trial::try_out(config).await {
+            match result {
+                Ok((key_id, note)) => works.push((id, key_id, note)),
+                Err(error) => {
+                    kind = error.kind();
+                    fails.push(format!("key {id}: {}: {}", error.kind(), error.report()));
+                }
+            }
+        }
+        if !fails.is_empty() {
+            // Not "invalid": that is for bad usage, and the file is sound.
+            let kind = if kind == Kind::Invalid { Kind::Bug } else { kind };
+            return Err(Error::new(kind, fails.join("; ")));
+        }
+        let lines = works.iter().map(|(id, key_id, note)| {
+            let note = note.as_ref().map_or(String::new(), |note| format!(" ({note})"));
+            format!("key {id} works, key_id {key_id}{note}")
+        });
+        let text = lines.collect::<Vec<_>>().join("\n");
+        let keys = works.iter().map(|(id, key_id, note)| {
+            json!({"id": id, "keyId": key_id.as_str(), "keyIdHash": key_id.hash(), "note": note})
+        });
+        Ok(Answer { text, json: json!({"ok": true, "keys": keys.collect::<Vec<_>>()}) })
+    })
 }
 
 /// Reads a configuration file as a plain tree.

@@ -99,6 +99,7 @@ pub struct Error {
     what: String,
     hint: Option<String>,
     needs_reload: bool,
+    is_final: bool,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -106,7 +107,14 @@ pub struct Error {
 impl Error {
     /// A failure of `kind`; `what` is lower-case and one line.
     pub fn new(kind: Kind, what: impl Into<String>) -> Self {
-        Self { kind, what: what.into(), hint: None, needs_reload: false, source: None }
+        Self {
+            kind,
+            what: what.into(),
+            hint: None,
+            needs_reload: false,
+            is_final: false,
+            source: None,
+        }
     }
 
     /// Adds what the operator should do.
@@ -134,6 +142,13 @@ impl Error {
         self
     }
 
+    /// Says that trying again at once would do harm: a budget of retries is spent, say.
+    #[must_use]
+    pub fn without_retry(mut self) -> Self {
+        self.is_final = true;
+        self
+    }
+
     /// What decides everything else.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -147,6 +162,11 @@ impl Error {
     /// Whether fresh files may make the call succeed.
     pub fn needs_reload(&self) -> bool {
         self.needs_reload
+    }
+
+    /// Whether the call must not be tried again at once, whatever its kind.
+    pub fn is_final(&self) -> bool {
+        self.is_final
     }
 
     /// The whole chain on one line, with the hint: for logs and status texts.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Connector};
 use crate::canary::Canary;
 use crate::config::{KeySpec, ProbeOptions};
 use crate::files::{Files, Subscription, Watcher};
@@ -92,11 +92,13 @@ impl Keeper {
                     last_probe = Some(Instant::now());
                     due = Instant::now() + self.work().await;
                 }
-                Wake::Files(Ok(files)) => {
-                    self.pending = Some(Pending { spec: self.take_pending_spec(), files });
-                    due = Instant::now() + self.work().await;
-                }
-                Wake::Files(Err(error)) => self.unreadable(&error),
+                Wake::Files(files) => match self.complete(files) {
+                    Ok(files) => {
+                        self.pending = Some(Pending { spec: self.take_pending_spec(), files });
+                        due = Instant::now() + self.work().await;
+                    }
+                    Err(error) => self.unreadable(&error),
+                },
                 Wake::Reread(done) => {
                     if self.reread().await.is_err() {
                         due = due.min(Instant::now() + jitter(self.backoff));
@@ -181,7 +183,7 @@ impl Keeper {
     async fn try_standby(&mut self) -> Result<(Proven, Option<KeySpec>, Files), Error> {
         let files = match &self.pending {
             Some(pending) => pending.files.clone(),
-            None => self.subscription.read()?,
+            None => self.read()?,
         };
         let spec = self.pending.as_ref().and_then(|pending| pending.spec.as_ref());
         let deadline = Instant::now() + self.options.timeout;
@@ -290,10 +292,11 @@ impl Keeper {
             _ => named,
         };
         let plaintext = Secret::random(32)?;
-        let sealed = self.key.wrap(backend, &target, plaintext.expose(), &call).await?;
+        let mut sealed = self.key.wrap(backend, &target, plaintext.expose(), &call).await?;
         crate::limits::check_sealed(&sealed)?;
-        let back = self.key.unwrap(backend, &sealed, &call).await?;
+        let (back, key_id) = self.key.verify(backend, &sealed, &call).await?;
         same(plaintext.expose(), &back)?;
+        sealed.key_id = key_id;
         if sealed.key_id != target && self.key.is_past(&sealed.key_id) {
             let text = "the KMS wraps with a version older than the announced one";
             return Err(Error::new(Kind::Unavailable, text).with_hint("check its replicas"));
@@ -304,7 +307,7 @@ impl Keeper {
     /// Reads the files again for a caller who needs what may be in them. What has been refused is
     /// not tried once more for that: callers choose how often they come.
     async fn reread(&mut self) -> Result<(), ()> {
-        let Ok(files) = self.subscription.read() else { return Ok(()) };
+        let Ok(files) = self.read() else { return Ok(()) };
         let pending = self.pending.as_ref().map(|pending| &pending.files);
         if self.loaded.iter().chain(pending).any(|known| known.digest() == files.digest()) {
             return Ok(());
@@ -322,10 +325,49 @@ impl Keeper {
             self.pending = None;
             return;
         }
-        match self.subscription.read() {
+        let read = self.subscription.read();
+        match self.complete_for(&order.spec.connector.clone(), read) {
             Ok(files) => self.pending = Some(Pending { spec: Some(order.spec), files }),
             Err(error) => self.unreadable(&error),
         }
+    }
+
+    /// Reads the files, and those that they name.
+    fn read(&mut self) -> Result<Files, Error> {
+        let read = self.subscription.read();
+        self.complete(read)
+    }
+
+    /// Adds the files that the content of others names, in the configuration to come if there is
+    /// one.
+    fn complete(&mut self, read: Result<Files, Error>) -> Result<Files, Error> {
+        let spec = self.pending.as_ref().and_then(|pending| pending.spec.as_ref());
+        let connector = spec.unwrap_or(&self.spec).connector.clone();
+        self.complete_for(&connector, read)
+    }
+
+    fn complete_for(
+        &mut self,
+        connector: &Arc<dyn Connector>,
+        mut read: Result<Files, Error>,
+    ) -> Result<Files, Error> {
+        // A file that names another one, which names a third, is more than anybody has.
+        for _ in 0..2 {
+            let wanted = match &read {
+                Ok(files) => connector.all_files(files),
+                // A file that is named no more must not keep the others from being read.
+                Err(_) => match Files::read(connector.files().iter().map(|path| path.as_path())) {
+                    Ok(files) => connector.all_files(&files),
+                    Err(_) => break,
+                },
+            };
+            if wanted == *self.subscription.paths() {
+                break;
+            }
+            self.subscription.replace(wanted);
+            read = self.subscription.read();
+        }
+        read
     }
 
     fn take_pending_spec(&mut self) -> Option<KeySpec> {

@@ -101,12 +101,14 @@ impl Key {
     ) -> Result<Sealed, Error> {
         let active = self.ready()?;
         let work = async {
-            let sealed = self
+            let mut sealed = self
                 .retry(call, || self.wrap(&active.backend, &active.key_id, &plaintext, call))
                 .await?;
             limits::check_sealed(&sealed)?;
-            let back = self.retry(call, || self.unwrap(&active.backend, &sealed, call)).await?;
+            let (back, key_id) =
+                self.retry(call, || self.verify(&active.backend, &sealed, call)).await?;
             same(&plaintext, &back)?;
+            sealed.key_id = key_id;
             Ok(sealed)
         };
         let sealed = within(call.deadline, work).await.inspect_err(|error| self.suspect(error))?;
@@ -212,6 +214,19 @@ impl Key {
         result
     }
 
+    /// One call to unwrap what was just wrapped, counted.
+    pub(crate) async fn verify(
+        &self,
+        backend: &Arc<dyn Backend>,
+        sealed: &Sealed,
+        call: &Call<'_>,
+    ) -> Result<(Secret, KeyId), Error> {
+        let began = Instant::now();
+        let result = backend.verify(sealed, call).await;
+        self.metrics.called(Operation::Decrypt, began.elapsed());
+        result
+    }
+
     /// Records a proof of the whole way.
     pub(crate) fn proven(&self) {
         if self.health.proven() {
@@ -278,7 +293,7 @@ impl Key {
         let mut pause = FIRST_PAUSE;
         for _ in 1..ATTEMPTS {
             match attempt().await {
-                Err(error) if error.kind().is_transient() => {
+                Err(error) if error.kind().is_transient() && !error.is_final() => {
                     let wake = Instant::now() + jitter(pause);
                     if wake + FIRST_PAUSE > call.deadline {
                         return Err(error);

@@ -24,6 +24,20 @@ pub struct AdminOptions {
     pub socket: Option<Endpoint>,
 }
 
+/// Plain HTTP at the paths of a plugin that is replaced, so that probes and scrapers written for
+/// it go on working. What is served is what is named here, and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthOptions {
+    /// Where.
+    pub address: SocketAddr,
+    /// The path that is ok while every key's Status is.
+    pub healthz: Option<String>,
+    /// The path that is ok while the process runs.
+    pub livez: Option<String>,
+    /// The path of the metrics, which everybody who reaches the address can read.
+    pub metrics: Option<String>,
+}
+
 /// The signals that end a process.
 #[derive(Debug)]
 pub struct Signals {
@@ -77,6 +91,24 @@ pub async fn start_admin(
         let listener = bind(endpoint, sockets).await?;
         tracing::info!(socket = %endpoint, "admin listening");
         tokio::spawn(serve_admin_socket(listener, admin(Reach::Socket), stop));
+    }
+    Ok(stopper)
+}
+
+/// Serves the paths of replaced plugins until the stopper is dropped.
+pub async fn start_health(
+    options: &[HealthOptions],
+    source: Arc<dyn Source>,
+    level: LevelHandle,
+) -> Result<Stopper, Error> {
+    let (stopper, stop) = stopper();
+    for options in options {
+        let listener = listen(options.address).await?;
+        let address = listener.local_addr().unwrap_or(options.address);
+        tracing::info!(%address, "health listening");
+        let admin = Admin::new(source.clone(), level.clone(), Reach::Network);
+        let admin = Arc::new(admin.replacing(options.clone()));
+        tokio::spawn(serve_admin(listener, admin, stop.clone()));
     }
     Ok(stopper)
 }

@@ -63,6 +63,12 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// The files that the client is made of: their change makes a new client.
     fn files(config: &Self::Config) -> Vec<PathBuf>;
 
+    /// Files that the content of those names in turn: a profile may name the file of its token.
+    /// They are read and watched like the others.
+    fn named_files(_config: &Self::Config, _files: &Files) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
     /// Makes a client; must not change anything at the KMS. `previous` is the client in use, if
     /// there is one: a choice that must not flap (a fallback taken, say) is carried over from it,
     /// and a client that could read less than it is refused.
@@ -91,6 +97,16 @@ pub trait Provider: Sized + Send + Sync + 'static {
         sealed: &Sealed,
         call: &Call<'_>,
     ) -> impl Future<Output = Result<Secret, Error>> + Send;
+
+    /// Unwraps what this client wrapped a moment ago, and says which version it was really
+    /// wrapped with. Write it where the KMS tells the version only when it unwraps.
+    fn verify(
+        &self,
+        sealed: &Sealed,
+        call: &Call<'_>,
+    ) -> impl Future<Output = Result<(Secret, KeyId), Error>> + Send {
+        async { Ok((self.decrypt(sealed, call).await?, sealed.key_id.clone())) }
+    }
 
     /// When the credentials in use expire, if that is known.
     fn expiry(&self) -> Option<SystemTime> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::command::{
     CommandLine, CommonCommand, EXIT_USAGE, Output, ProcessFlags, execute, mistakes, parse_file,
@@ -15,7 +15,9 @@ use crate::command::{
 use crate::config::{self, LogOptions, Problems, ProcessConfig};
 use crate::files::{Digest, Files, Watcher};
 use crate::metrics::Outcome;
-use crate::process::{AdminOptions, Signals, arguments, no_core_dumps, start_admin};
+use crate::process::{
+    AdminOptions, HealthOptions, Signals, arguments, no_core_dumps, start_admin, start_health,
+};
 use crate::reload::ConfigFile;
 use crate::supervisor::Supervisor;
 use crate::telemetry::{self, LevelHandle};
@@ -43,7 +45,7 @@ enum Commands<P: CommandLine> {
 /// What a process keeps for its whole life, whatever a later configuration says: all but the
 /// level of the log.
 struct Lasting {
-    admin: AdminOptions,
+    admin: (AdminOptions, Vec<HealthOptions>),
     log: LogOptions,
     times: (Duration, Duration),
     level: LevelHandle,
@@ -91,7 +93,11 @@ fn serve<P: CommandLine>(process: ProcessFlags, flags: P::Flags) -> ExitCode {
             return usage("nothing to serve: give --config or the flags of a key; see --help");
         }
         (Some(path), None) => (path.display().to_string(), first(path)),
-        (None, Some(keys)) => ("the command line".to_owned(), Ok((json!({"keys": keys}), None))),
+        (None, Some(keys)) => {
+            let mut document = P::process(&flags);
+            document["keys"] = keys;
+            ("the command line".to_owned(), Ok((document, None)))
+        }
     };
     let config = document.and_then(|(mut document, known)| {
         process.lay_over(&mut document);
@@ -145,6 +151,7 @@ async fn live<P: CommandLine>(
     let admin =
         start_admin(&config.admin, &config.socket, supervisor.shared.clone(), level.clone())
             .await?;
+    let health = start_health(&config.health, supervisor.shared.clone(), level.clone()).await?;
     let drain = config.drain;
     let mut lasting = Lasting::of(&config, level);
     tokio::select! {
@@ -168,7 +175,7 @@ async fn live<P: CommandLine>(
         () = supervisor.end() => tracing::info!("stopped"),
         () = signals.next() => tracing::warn!("second signal: stopping at once"),
     }
-    drop(admin);
+    drop((admin, health));
     Ok(())
 }
 
@@ -222,8 +229,9 @@ async fn load<P: CommandLine>(
 
 impl Lasting {
     fn of(config: &ProcessConfig, level: LevelHandle) -> Self {
-        let ProcessConfig { admin, log, drain, file_poll, .. } = config;
-        Self { admin: admin.clone(), log: *log, times: (*drain, *file_poll), level }
+        let ProcessConfig { admin, health, log, drain, file_poll, .. } = config;
+        let admin = (admin.clone(), health.clone());
+        Self { admin, log: *log, times: (*drain, *file_poll), level }
     }
 
     /// Takes over what can be, and says what cannot.
@@ -233,7 +241,7 @@ impl Lasting {
             self.log.level = new.log.level;
         }
         let changed = [
-            ("admin or adminSocket", self.admin != new.admin),
+            ("admin, adminSocket or health", self.admin != new.admin),
             ("log.format", self.log.format != new.log.format),
             ("drain or filePoll", self.times != new.times),
         ];

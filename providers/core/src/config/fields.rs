@@ -1,6 +1,7 @@
 //! Fields that every Sidekey process has in its configuration, read in one way.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
@@ -9,6 +10,7 @@ use serde_json::Value;
 use super::schema::KeyNumber;
 use super::{Problems, parse_duration, parse_mode};
 use crate::Endpoint;
+use crate::process::HealthOptions;
 use crate::socket::SocketOptions;
 
 /// Format and level of the log.
@@ -47,6 +49,16 @@ pub struct ProbeOptions {
 pub struct RawLog {
     format: Option<LogFormat>,
     level: Option<String>,
+}
+
+/// One of `health`, as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RawHealth {
+    address: Option<String>,
+    healthz: Option<String>,
+    livez: Option<String>,
+    metrics: Option<String>,
 }
 
 /// `socket`, as written.
@@ -103,13 +115,34 @@ pub fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>
 
 /// Reads `ip:port`.
 pub fn address(path: &str, text: &str, problems: &mut Problems) -> Option<SocketAddr> {
-    // Go programs take `:8080` for all addresses, and so do the probes written for them.
-    let full = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
+    // Go programs take `:8080` for all addresses, and so do the probes written for them: those of
+    // IPv6 too where there is any.
+    let all = if Path::new("/proc/net/if_inet6").exists() { "[::]" } else { "0.0.0.0" };
+    let full = if text.starts_with(':') { format!("{all}{text}") } else { text.to_owned() };
     let parsed = full.parse().ok();
     if parsed.is_none() {
         problems.add(path, &format!("{text:?} is no address: write ip:port, as in 127.0.0.1:8093"));
     }
     parsed
+}
+
+/// Reads `health`.
+pub fn health(raw: Vec<Option<RawHealth>>, problems: &mut Problems) -> Vec<HealthOptions> {
+    let read = |(index, raw): (usize, RawHealth)| {
+        problems.within(&format!("health[{index}]"), |problems| {
+            let RawHealth { address: at, healthz, livez, metrics } = raw;
+            for (field, path) in [("healthz", &healthz), ("livez", &livez), ("metrics", &metrics)] {
+                if path.as_deref().is_some_and(|path| !path.starts_with('/')) {
+                    problems.add(field, "is no path: it begins with /");
+                }
+            }
+            let at = problems.require("address", &at)?;
+            let address = address("address", at, problems)?;
+            Some(HealthOptions { address, healthz, livez, metrics })
+        })
+    };
+    let written = raw.into_iter().enumerate();
+    written.filter_map(|(index, raw)| Some((index, raw?))).filter_map(read).collect()
 }
 
 /// Reads a unix socket.

@@ -10,13 +10,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::fields::{
-    LogOptions, ProbeOptions, RawLog, RawProbe, RawSocket, address, duration, endpoint, log,
-    number, plain, probe, socket, text,
+    LogOptions, ProbeOptions, RawHealth, RawLog, RawProbe, RawSocket, address, duration, endpoint,
+    health, log, number, plain, probe, socket, text,
 };
 use super::{Problems, read};
 use crate::backend::{Connector, Typed};
 use crate::canary::Canary;
-use crate::process::AdminOptions;
+use crate::process::{AdminOptions, HealthOptions};
 use crate::socket::SocketOptions;
 use crate::{Endpoint, Provider};
 
@@ -35,6 +35,8 @@ pub struct ProcessConfig {
     pub revision: Option<String>,
     /// Where the admin endpoints are served.
     pub admin: AdminOptions,
+    /// Where the probes of replaced plugins are answered.
+    pub health: Vec<HealthOptions>,
     /// How to log.
     pub log: LogOptions,
     /// How sockets are made and who may open them.
@@ -68,6 +70,7 @@ struct RawProcess {
     revision: Option<Value>,
     admin: Option<String>,
     admin_socket: Option<String>,
+    health: Option<Vec<Option<RawHealth>>>,
     log: Option<RawLog>,
     socket: Option<RawSocket>,
     probe: Option<RawProbe>,
@@ -115,6 +118,7 @@ pub fn parse<P: Provider>(document: &Value) -> Result<ProcessConfig, Problems> {
                 .as_deref()
                 .and_then(|text| endpoint("adminSocket", text, &mut problems)),
         },
+        health: health(raw.health.unwrap_or_default(), &mut problems),
         log: log(raw.log.unwrap_or_default(), &mut problems),
         socket: socket(raw.socket.unwrap_or_default(), &mut problems),
         probe: probe(raw.probe.unwrap_or_default(), &mut problems),

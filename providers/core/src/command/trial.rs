@@ -1,0 +1,44 @@
+//! Keys tried out without being served: what `check --connect` does.
+
+use tokio::time::Instant;
+
+use crate::config::{KeySpec, ProcessConfig};
+use crate::files::Files;
+use crate::key::{same, within};
+use crate::{Call, Error, KeyId, Secret, limits};
+
+/// What came of one key.
+pub(crate) struct Trial {
+    pub(crate) id: String,
+    pub(crate) result: Result<(KeyId, Option<String>), Error>,
+}
+
+/// Connects every key, reads its canary, wraps and unwraps: nothing is changed at the KMS.
+pub(crate) async fn try_out(config: &ProcessConfig) -> Vec<Trial> {
+    let mut trials = Vec::with_capacity(config.keys.len());
+    for spec in &config.keys {
+        let deadline = Instant::now() + config.probe.timeout;
+        let result = within(deadline, try_key(spec, deadline)).await;
+        trials.push(Trial { id: spec.id.to_string(), result });
+    }
+    trials
+}
+
+async fn try_key(spec: &KeySpec, deadline: Instant) -> Result<(KeyId, Option<String>), Error> {
+    let read = |paths: &std::collections::BTreeSet<std::path::PathBuf>| {
+        Files::read(paths.iter().map(|path| path.as_path()))
+    };
+    let files = read(&spec.connector.all_files(&read(spec.connector.files())?))?;
+    let backend = spec.connector.connect(&files, None).await?;
+    let call = Call { uid: "check", deadline };
+    if let Some(canary) = &spec.canary {
+        canary.verify(&backend.decrypt(&canary.sealed, &call).await?)?;
+    }
+    let named = backend.key_id().await?;
+    let plaintext = Secret::random(32)?;
+    let sealed = backend.encrypt(&named, plaintext.expose(), &call).await?;
+    limits::check_sealed(&sealed)?;
+    let (back, key_id) = backend.verify(&sealed, &call).await?;
+    same(plaintext.expose(), &back)?;
+    Ok((key_id, backend.note()))
+}

@@ -1,0 +1,388 @@
+//! KMS v2 on the transit engine of HashiCorp Vault and OpenBao, community and enterprise.
+//!
+//! It is for those whose KEK lives in Vault: it wraps and unwraps there, follows the key when Vault
+//! rotates it, and keeps its own login alive. It refuses to make a key, to use a key that cannot
+//! bind associated data, to guess whose a ciphertext is, and to verify less of a server than
+//! everything.
+//!
+//! The one invariant: **what it announces is what Vault has**. A key_id names one version of one key
+//! by the moment at which Vault made it ([`lineage`]); every Encrypt asks for just that version, and
+//! its verification unwraps, in the same call, a witness that was wrapped when the key was loaded.
+//! A key that was deleted and made anew between two calls fails that, so nothing is ever stored
+//! under the name of a key that is gone.
+//!
+//! # Why hyper, and not vaultrs
+//! vaultrs stands on reqwest: 156 crates, a pool with timers, a resolver and a redirect policy that
+//! know nothing of several servers of one cluster. Failover inside the caller's time, redirects that
+//! must not carry the token to strangers, and an idle process that sleeps need all of that decided
+//! here. What is left of HTTP is hyper's connection and a list of idle ones. An agent's unix socket
+//! is one more kind of stream for the same connection: hyperlocal would add a second connector for
+//! a line of ours.
+//!
+//! # How it hangs together
+//! ```text
+//! Vault (one key) ── transit (calls) ── session (token, shared) ── client (servers) ── server (connections)
+//!       └── lineage (key_id)                └── auth (logins)          └── answer (codes)
+//! ```
+
+mod address;
+mod answer;
+mod auth;
+mod client;
+mod config;
+mod flags;
+mod given;
+mod lineage;
+mod server;
+mod session;
+mod tls;
+mod transit;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use sidekey_core::config::Problems;
+use sidekey_core::{Call, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
+use tokio::time::Instant;
+
+pub use config::Config;
+pub use flags::Flags;
+
+use lineage::{Lineage, Named, version_of};
+use server::Answer;
+use session::Session;
+use transit::{Bound, Transit};
+
+/// For what no caller waits for: the runtime has a limit of its own for it.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Callers choose which versions they name: the key is not looked at for them more often.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
+
+/// One key of a transit engine.
+pub struct Vault {
+    session: Arc<Session>,
+    transit: Transit,
+    lineage: Mutex<Arc<Lineage>>,
+    /// Wrapped by this very key: who cannot unwrap it is another one.
+    witness: Mutex<Witness>,
+    /// When the key was looked at last; held by who looks.
+    looked: tokio::sync::Mutex<Instant>,
+    legacy: bool,
+}
+
+/// A ciphertext that proves the key.
+#[derive(Clone, Debug)]
+struct Witness {
+    ciphertext: Bytes,
+    key_id: KeyId,
+    version: u32,
+}
+
+impl Provider for Vault {
+    const NAME: &'static str = "vault";
+    type Config = Config;
+
+    fn check(config: &Config, problems: &mut Problems) {
+        config.check(problems);
+    }
+
+    fn files(config: &Config) -> Vec<PathBuf> {
+        config.files()
+    }
+
+    async fn connect(
+        config: &Config,
+        files: &Files,
+        previous: Option<&Self>,
+    ) -> Result<Self, Error> {
+        let kek = config.kek().ok_or_else(|| Error::new(Kind::Config, "no key is set"))?;
+        let previous = previous.filter(|previous| *previous.transit.kek() == kek);
+        let session = Session::shared(config, files)?;
+        let transit = Transit::new(&kek)?;
+        let deadline = Instant::now() + PATIENCE;
+        let answer = session.ask(transit.look(), deadline).await?;
+        let lineage = transit.seen(&answer)?;
+        let witness = match previous {
+            Some(previous) => {
+                previous.check_lineage(&lineage)?;
+                held(&previous.witness).clone()
+            }
+            None => Witness::make(&session, &transit, &lineage, deadline).await?,
+        };
+        let settings = config.settings.as_ref();
+        Ok(Self {
+            session,
+            transit,
+            lineage: Mutex::new(Arc::new(lineage)),
+            witness: Mutex::new(witness),
+            looked: tokio::sync::Mutex::new(Instant::now()),
+            legacy: settings.and_then(|settings| settings.legacy_data).unwrap_or(true),
+        })
+    }
+
+    async fn key_id(&self) -> Result<KeyId, Error> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut looked = self.looked.lock().await;
+        let lineage = self.look(deadline).await?;
+        *looked = Instant::now();
+        lineage.key_id()
+    }
+
+    async fn encrypt(
+        &self,
+        key_id: &KeyId,
+        plaintext: &[u8],
+        call: &Call<'_>,
+    ) -> Result<Sealed, Error> {
+        let Some(Named::Own(version)) = Named::read(key_id) else {
+            return Err(Error::new(Kind::Bug, format!("{key_id} is no key_id of this provider")));
+        };
+        let request = self.transit.encrypt(key_id, version, plaintext);
+        let answer = self.session.ask(request, call.deadline).await?;
+        if !answer.status.is_success() {
+            return Err(self.why_not_encrypted(&answer, version, call.deadline).await);
+        }
+        let ciphertext = self.transit.encrypted(&answer, version)?;
+        Ok(Sealed { key_id: key_id.clone(), ciphertext, annotations: BTreeMap::new() })
+    }
+
+    async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
+        let (bound, version) = self.bound(sealed, call.deadline).await?;
+        let answer = self.session.ask(self.transit.decrypt(&bound), call.deadline).await?;
+        if !answer.status.is_success() {
+            return Err(self.why_not_decrypted(&answer, version, call.deadline).await);
+        }
+        self.transit.decrypted(&answer)
+    }
+
+    /// Unwraps it together with the witness, in one call: if that fails, the key is another one.
+    async fn verify(&self, sealed: &Sealed, call: &Call<'_>) -> Result<(Secret, KeyId), Error> {
+        let (bound, version) = self.bound(sealed, call.deadline).await?;
+        let witness = held(&self.witness).clone();
+        let request = self.transit.decrypt_both(&bound, &witness.bound());
+        let answer = self.session.ask(request, call.deadline).await?;
+        // A batch of which a part failed is answered with 400 and with what did not.
+        let both = match answer.status.as_u16() {
+            200 | 400 => self.transit.decrypted_both(&answer).ok(),
+            _ => None,
+        };
+        let Some((Some(plaintext), proven)) = both else {
+            return Err(self.why_not_decrypted(&answer, version, call.deadline).await);
+        };
+        // Old versions may have been shut off; what is there must be the same key all the same.
+        if !proven && self.look(call.deadline).await?.min_decryption() <= witness.version {
+            return Err(self.replaced());
+        }
+        let (ciphertext, key_id) = (sealed.ciphertext.clone(), sealed.key_id.clone());
+        *held(&self.witness) = Witness { ciphertext, key_id: key_id.clone(), version };
+        Ok((plaintext, key_id))
+    }
+
+    fn expiry(&self) -> Option<SystemTime> {
+        self.session.expiry()
+    }
+
+    fn note(&self) -> Option<String> {
+        let (version, key) = (self.lineage().latest(), self.transit.kek().shown());
+        Some(format!("version {version} of {key} at {}", self.session.note()))
+    }
+}
+
+impl Vault {
+    fn lineage(&self) -> Arc<Lineage> {
+        held(&self.lineage).clone()
+    }
+
+    /// Looks at the key. What is there must be the key that was there before.
+    async fn look(&self, deadline: Instant) -> Result<Arc<Lineage>, Error> {
+        let answer = self.session.ask(self.transit.look(), deadline).await?;
+        let new = self.transit.seen(&answer)?;
+        self.check_lineage(&new)?;
+        let mut current = held(&self.lineage);
+        // A replica that lags behind knows less than we do.
+        if new.latest() >= current.latest() {
+            *current = Arc::new(new);
+        }
+        Ok(current.clone())
+    }
+
+    /// What is known of the key, looked at anew for a version that is not known, if that has not
+    /// just been done.
+    async fn lineage_with(&self, version: u32, deadline: Instant) -> Result<Arc<Lineage>, Error> {
+        let lineage = self.lineage();
+        if lineage.knows(version) {
+            return Ok(lineage);
+        }
+        let mut looked = self.looked.lock().await;
+        let lineage = self.lineage();
+        if lineage.knows(version) || looked.elapsed() < LOOK_PAUSE {
+            return Ok(lineage);
+        }
+        *looked = Instant::now();
+        self.look(deadline).await
+    }
+
+    fn check_lineage(&self, new: &Lineage) -> Result<(), Error> {
+        if new.continues(&self.lineage()) {
+            return Ok(());
+        }
+        Err(self.replaced())
+    }
+
+    fn replaced(&self) -> Error {
+        let text = format!("key {} was deleted and made anew", self.transit.kek().shown());
+        Error::new(Kind::KeyState, text).with_hint(
+            "it cannot read the data of the old one: restore that from a backup, or give this one a new key id",
+        )
+    }
+
+    /// What to ask Vault for, and the version that it names: nothing that does not fit is sent.
+    async fn bound<'a>(
+        &self,
+        sealed: &'a Sealed,
+        deadline: Instant,
+    ) -> Result<(Bound<'a>, u32), Error> {
+        let foreign =
+            || Error::new(Kind::Corrupt, "the ciphertext was not made by a transit engine");
+        let version = version_of(&sealed.ciphertext).ok_or_else(foreign)?;
+        let ciphertext = std::str::from_utf8(&sealed.ciphertext).map_err(|_| foreign())?;
+        let own = self.whose(sealed, version, deadline).await?;
+        Ok((Bound { ciphertext, key_id: own.then_some(&sealed.key_id) }, version))
+    }
+
+    /// Whether the data is ours, and not of vault-kubernetes-kms. Nothing is tried: a key_id that
+    /// does not fit the key or the ciphertext is refused.
+    async fn whose(&self, sealed: &Sealed, version: u32, deadline: Instant) -> Result<bool, Error> {
+        let key_id = &sealed.key_id;
+        let unknown = |why: &str| Error::new(Kind::KeyState, format!("{key_id}: {why}"));
+        let named = Named::read(key_id)
+            .ok_or_else(|| unknown("is not a key_id of sidekey-vault or vault-kubernetes-kms"))?;
+        if named == Named::Own(version) {
+            let lineage = self.lineage_with(version, deadline).await?;
+            if lineage.is_own(key_id, version) {
+                return Ok(true);
+            }
+            self.usable(&lineage, version)?;
+            return Err(unknown("belongs to another key, or to a former one of this name")
+                .with_hint("restore the key that wrote it, as a key of its own"));
+        }
+        let Named::Legacy(number) = named else {
+            let text = format!("{key_id} stands beside a ciphertext of version {version}");
+            return Err(Error::new(Kind::Corrupt, text));
+        };
+        if !self.legacy {
+            return Err(unknown("data of vault-kubernetes-kms is not read")
+                .with_hint("set settings.legacyData: true"));
+        }
+        let lineage = self.lineage_with(version, deadline).await?;
+        self.usable(&lineage, version)?;
+        match lineage.is_legacy(number, version) {
+            true => Ok(false),
+            false => Err(unknown("does not name the version that the ciphertext names")),
+        }
+    }
+
+    /// Whether data of `version` can be unwrapped, as far as is known.
+    fn usable(&self, lineage: &Lineage, version: u32) -> Result<(), Error> {
+        let key = self.transit.kek().shown();
+        let refused = |why: String, hint: &str| {
+            let text = format!("key {key}: version {version} {why}");
+            Err(Error::new(Kind::KeyState, text).with_hint(hint.to_owned()))
+        };
+        let lowest = lineage.min_decryption();
+        if version < lowest {
+            return refused(
+                format!("is below min_decryption_version {lowest}"),
+                "lower min_decryption_version until all data has been written anew",
+            );
+        }
+        if version > lineage.latest() {
+            return refused(
+                format!("is newer than the newest, {}", lineage.latest()),
+                "the key may have been restored from an old backup, or a replica lags behind",
+            );
+        }
+        if !lineage.knows(version) {
+            return refused("was trimmed".into(), "restore the key from a backup");
+        }
+        Ok(())
+    }
+
+    /// What kept Vault from wrapping: the state of the key tells, not the text.
+    async fn why_not_encrypted(&self, answer: &Answer, version: u32, deadline: Instant) -> Error {
+        let of = format!("encrypt with {}", self.transit.kek().shown());
+        let status = answer.status.as_u16();
+        if !matches!(status, 400 | 403 | 404) {
+            return answer::refused(answer, &of);
+        }
+        // Where the key is missing Vault answers 400 or 403, by what the policy allows.
+        let lineage = match self.look(deadline).await {
+            Err(error) => return error,
+            Ok(lineage) => lineage,
+        };
+        if status != 400 {
+            return answer::refused(answer, &of)
+                .with_hint("the policy must allow update on the encrypt path of the key");
+        }
+        if version < lineage.min_encryption() {
+            return answer::error(Kind::KeyState, answer, &of).with_hint(
+                "the key was rotated and older versions may not encrypt: the new one is announced next",
+            );
+        }
+        if version > lineage.latest() {
+            return answer::error(Kind::Unavailable, answer, &of)
+                .with_hint("a replica lags behind, or the key was restored from an old backup");
+        }
+        answer::error(Kind::KeyState, answer, &of).with_hint("check the settings of the key")
+    }
+
+    /// What kept Vault from unwrapping: the state of the key tells, not the text.
+    async fn why_not_decrypted(&self, answer: &Answer, version: u32, deadline: Instant) -> Error {
+        let of = format!("decrypt with {}", self.transit.kek().shown());
+        if !matches!(answer.status.as_u16(), 400 | 403 | 404) {
+            return answer::refused(answer, &of);
+        }
+        let state = match self.look(deadline).await {
+            Ok(lineage) => self.usable(&lineage, version),
+            Err(error) => Err(error),
+        };
+        match (state, answer.status.as_u16()) {
+            (Err(error), _) => error,
+            (Ok(()), 400) => answer::error(Kind::Corrupt, answer, &of),
+            _ => answer::refused(answer, &of)
+                .with_hint("the policy must allow update on the decrypt path of the key"),
+        }
+    }
+}
+
+impl Witness {
+    /// Wraps 32 bytes that nobody needs.
+    async fn make(
+        session: &Arc<Session>,
+        transit: &Transit,
+        lineage: &Lineage,
+        deadline: Instant,
+    ) -> Result<Self, Error> {
+        let (key_id, version) = (lineage.key_id()?, lineage.latest());
+        let request = transit.encrypt(&key_id, version, Secret::random(32)?.expose());
+        let answer = session.ask(request, deadline).await?;
+        if !answer.status.is_success() {
+            let of = format!("encrypt with {}", transit.kek().shown());
+            return Err(answer::refused(&answer, &of));
+        }
+        let ciphertext = transit.encrypted(&answer, version)?;
+        Ok(Self { ciphertext, key_id, version })
+    }
+
+    fn bound(&self) -> Bound<'_> {
+        let ciphertext = std::str::from_utf8(&self.ciphertext).unwrap_or_default();
+        Bound { ciphertext, key_id: Some(&self.key_id) }
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

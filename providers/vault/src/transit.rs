@@ -1,0 +1,186 @@
+//! The three calls to the transit engine.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::{HeaderValue, Method};
+use serde::{Deserialize, Serialize};
+use sidekey_core::{Error, KeyId, Kind, Secret};
+use zeroize::Zeroizing;
+
+use crate::answer;
+use crate::auth::json;
+use crate::config::Kek;
+use crate::lineage::{Lineage, RawKey};
+use crate::server::{Answer, Request};
+use crate::session::namespace;
+
+/// The type that an encrypt call asks for. Where the key exists, Vault does not look at it. Where
+/// it is missing and the policy allows to create it, Vault would make one of this type: it cannot,
+/// because this type cannot encrypt, and answers 400. So no call of ours ever makes a key, whatever
+/// the policy says.
+const NEVER_MADE: &str = "ecdsa-p256";
+
+/// The paths of one key.
+pub(crate) struct Transit {
+    kek: Kek,
+    namespace: Option<HeaderValue>,
+}
+
+#[derive(Serialize)]
+struct Encrypt<'a> {
+    plaintext: &'a str,
+    associated_data: &'a str,
+    key_version: u32,
+    r#type: &'a str,
+}
+
+#[derive(Serialize)]
+struct Decrypt<'a> {
+    ciphertext: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    associated_data: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Batch<'a> {
+    batch_input: [Decrypt<'a>; 2],
+}
+
+#[derive(Deserialize)]
+struct Data<T> {
+    data: T,
+}
+
+#[derive(Deserialize)]
+struct Encrypted {
+    ciphertext: String,
+    key_version: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct Decrypted<'a> {
+    #[serde(borrow)]
+    plaintext: Option<&'a str>,
+}
+
+#[derive(Deserialize)]
+struct Results<'a> {
+    #[serde(borrow)]
+    batch_results: Vec<Decrypted<'a>>,
+}
+
+/// One ciphertext and what it is bound to; nothing for data of vault-kubernetes-kms.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound<'a> {
+    pub(crate) ciphertext: &'a str,
+    pub(crate) key_id: Option<&'a KeyId>,
+}
+
+impl Transit {
+    pub(crate) fn new(kek: &Kek) -> Result<Self, Error> {
+        Ok(Self { kek: kek.clone(), namespace: namespace(&kek.namespace)? })
+    }
+
+    pub(crate) fn kek(&self) -> &Kek {
+        &self.kek
+    }
+
+    /// Asks for the state of the key.
+    pub(crate) fn look(&self) -> Request {
+        self.request(Method::GET, "keys", Bytes::new())
+    }
+
+    /// Reads it.
+    pub(crate) fn seen(&self, answer: &Answer) -> Result<Lineage, Error> {
+        let of = format!("key {}", self.kek.shown());
+        if !answer.status.is_success() {
+            return Err(match answer.status.as_u16() {
+                404 => answer::error(Kind::KeyState, answer, &of).with_hint(
+                    "the key, its mount or its namespace does not exist: it is never made by this provider",
+                ),
+                _ => answer::refused(answer, &of),
+            });
+        }
+        let raw: Data<RawKey> = answer::read(answer, &of)?;
+        Lineage::new(&self.kek, raw.data)
+    }
+
+    /// Asks to wrap under one version.
+    pub(crate) fn encrypt(&self, key_id: &KeyId, version: u32, plaintext: &[u8]) -> Request {
+        let plaintext = Zeroizing::new(STANDARD.encode(plaintext));
+        let body = Encrypt {
+            plaintext: &plaintext,
+            associated_data: &aad(key_id),
+            key_version: version,
+            r#type: NEVER_MADE,
+        };
+        self.request(Method::POST, "encrypt", json(&body))
+    }
+
+    /// Reads what was wrapped: it must be under just that version.
+    pub(crate) fn encrypted(&self, answer: &Answer, version: u32) -> Result<Bytes, Error> {
+        let of = format!("encrypt with {}", self.kek.shown());
+        let found: Data<Encrypted> = answer::read(answer, &of)?;
+        let Encrypted { ciphertext, key_version } = found.data;
+        let written = crate::lineage::version_of(ciphertext.as_bytes());
+        if written != Some(version) || key_version.is_some_and(|used| used != version) {
+            let text = format!("{of}: Vault used another version than {version}");
+            return Err(Error::new(Kind::Bug, text).with_hint("nothing was stored"));
+        }
+        Ok(Bytes::from(ciphertext.into_bytes()))
+    }
+
+    /// Asks to unwrap one ciphertext.
+    pub(crate) fn decrypt(&self, bound: &Bound<'_>) -> Request {
+        let aad = bound.key_id.map(aad);
+        let body = Decrypt { ciphertext: bound.ciphertext, associated_data: aad.as_deref() };
+        self.request(Method::POST, "decrypt", json(&body))
+    }
+
+    /// Reads what was unwrapped.
+    pub(crate) fn decrypted(&self, answer: &Answer) -> Result<Secret, Error> {
+        let of = format!("decrypt with {}", self.kek.shown());
+        let found: Data<Decrypted<'_>> = answer::read(answer, &of)?;
+        plaintext(found.data.plaintext, &of)
+    }
+
+    /// Asks to unwrap two ciphertexts at once.
+    pub(crate) fn decrypt_both(&self, first: &Bound<'_>, second: &Bound<'_>) -> Request {
+        let aads = [first, second].map(|bound| bound.key_id.map(aad));
+        let [one, two] = [(first, &aads[0]), (second, &aads[1])].map(|(bound, aad)| Decrypt {
+            ciphertext: bound.ciphertext,
+            associated_data: aad.as_deref(),
+        });
+        self.request(Method::POST, "decrypt", json(&Batch { batch_input: [one, two] }))
+    }
+
+    /// Reads which of two could be unwrapped: the first, and whether the second.
+    pub(crate) fn decrypted_both(&self, answer: &Answer) -> Result<(Option<Secret>, bool), Error> {
+        let of = format!("decrypt with {}", self.kek.shown());
+        let found: Data<Results<'_>> = answer::read(answer, &of)?;
+        let text = |index: usize| {
+            let result = found.data.batch_results.get(index);
+            result.and_then(|result| result.plaintext).filter(|text| !text.is_empty())
+        };
+        let first = text(0).map(|first| plaintext(Some(first), &of)).transpose()?;
+        Ok((first, text(1).is_some()))
+    }
+
+    fn request(&self, method: Method, call: &str, body: Bytes) -> Request {
+        let Kek { mount, key, .. } = &self.kek;
+        let (path, namespace) = (format!("{mount}/{call}/{key}"), self.namespace.clone());
+        Request { method, path, body, namespace, token: None, index: None }
+    }
+}
+
+fn plaintext(text: Option<&str>, of: &str) -> Result<Secret, Error> {
+    let wrong = || Error::new(Kind::Bug, format!("{of}: the answer holds no plaintext"));
+    let bytes = STANDARD.decode(text.ok_or_else(wrong)?).map_err(|_| wrong())?;
+    Ok(Secret::new(bytes))
+}
+
+/// Binds a ciphertext to its key_id, so that neither can be exchanged.
+fn aad(key_id: &KeyId) -> String {
+    STANDARD.encode(format!("sidekey-vault/1/{key_id}"))
+}

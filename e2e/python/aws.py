@@ -42,7 +42,7 @@ STATE = {
     "session_seconds": None,  # how long a new session lasts; None: as long as was asked for
     "material_ids": True,  # whether KMS tells the ids of key material
 }
-SESSIONS = {}  # access key -> [expiry, the error that it gets if it is revoked]
+SESSIONS = {}  # access key -> what is known of a session
 CALLS = {}
 LAST = {}
 
@@ -149,13 +149,19 @@ def check_web_identity(original, self):
         raise STSClientError("ValidationError", "Value null at 'webIdentityToken'")
     if good is not None and token not in good:
         raise STSClientError("InvalidIdentityToken", "The ID token is not valid (simulated)")
+    LOCAL.token = token
     return original(self)
 
 
 @wrap(STSBackend, "assume_role_with_web_identity")
 def assume_role_with_web_identity(original, self, **asked):
     role = original(self, **{**asked, "duration": STATE["session_seconds"] or asked["duration"]})
-    SESSIONS[role.access_key_id] = [unix_time(role.expiration), None]
+    SESSIONS[role.access_key_id] = {
+        "expiry": unix_time(role.expiration),
+        "secrets": [role.secret_access_key, role.session_token],
+        "token": LOCAL.token,
+        "revoked": None,
+    }
     return role
 
 
@@ -163,10 +169,10 @@ def refusal(access_key):
     if access_key is None:
         return "MissingAuthenticationTokenException", "Missing Authentication Token"
     if access_key in SESSIONS:
-        expiry, revoked = SESSIONS[access_key]
-        if revoked or expiry < time.time():
+        session = SESSIONS[access_key]
+        if session["revoked"] or session["expiry"] < time.time():
             text = "The security token included in the request is expired"
-            return revoked or "ExpiredTokenException", text
+            return session["revoked"] or "ExpiredTokenException", text
     elif STATE["access_keys"] is not None and access_key not in STATE["access_keys"]:
         text = "The security token included in the request is invalid."
         return "UnrecognizedClientException", text
@@ -181,9 +187,10 @@ def control(request):
         if request.method == "PUT":
             wanted = request.get_json(force=True)
             for session in SESSIONS.values() if "revoke" in wanted else []:
-                session[1] = wanted["revoke"]
+                if wanted.get("of", session["token"]) == session["token"]:
+                    session["revoked"] = wanted["revoke"]
             STATE.update({name: wanted[name] for name in STATE if name in wanted})
-        body = {**STATE, "calls": CALLS, "sessions": len(SESSIONS), "last": LAST}
+        body = {**STATE, "calls": CALLS, "sessions": SESSIONS, "last": LAST}
         return Response(json.dumps(body), content_type="application/json")
 
 

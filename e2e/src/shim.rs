@@ -340,7 +340,7 @@ fn endpoint(socket: &Path) -> String {
 
 /// As kubelet's AtomicWriter does it: the files in a new directory, `..data`
 /// pointed to it by one rename, each file a link through `..data`.
-fn publish(mount: &Path, swaps: &mut u64, files: &[(&str, &str)]) -> Result<()> {
+pub fn publish(mount: &Path, swaps: &mut u64, files: &[(&str, &str)]) -> Result<()> {
     *swaps += 1;
     let fresh = format!("..2026_01_01_00_00_00.{swaps:09}");
     let write = || {

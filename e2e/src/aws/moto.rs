@@ -1,5 +1,6 @@
 //! moto as a process under test.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -129,6 +130,27 @@ impl Moto {
     /// All sessions so far get this error, such as `ExpiredTokenException`.
     pub async fn revoke_sessions(&self, error: &str) -> Result<()> {
         self.control(json!({"revoke": error})).await.map(drop)
+    }
+
+    /// The same for the sessions that were opened with this web identity token.
+    pub async fn revoke_sessions_of(&self, token: &str, error: &str) -> Result<()> {
+        self.control(json!({"revoke": error, "of": token})).await.map(drop)
+    }
+
+    /// The web identity token behind each session so far, by its access key.
+    pub async fn sessions(&self) -> Result<BTreeMap<String, String>> {
+        let state = self.state().await?;
+        let sessions = state["sessions"].as_object().context("no sessions")?;
+        let token = |session: &Value| session["token"].as_str().unwrap_or_default().to_owned();
+        Ok(sessions.iter().map(|(key, session)| (key.clone(), token(session))).collect())
+    }
+
+    /// What nobody may ever see: the secret keys and tokens of all sessions so far.
+    pub async fn session_secrets(&self) -> Result<Vec<String>> {
+        let state = self.state().await?;
+        let sessions = state["sessions"].as_object().context("no sessions")?;
+        let secrets = sessions.values().filter_map(|session| session["secrets"].as_array());
+        Ok(secrets.flatten().filter_map(Value::as_str).map(str::to_owned).collect())
     }
 
     /// Whether KMS tells the ids of key material, as it did not always.

@@ -57,8 +57,7 @@ impl AwsPlugin {
         config: &Value,
         env: &[(&str, &str)],
     ) -> Result<Self> {
-        let path = scratch.subdir(name)?.join(CONFIG);
-        write(&path, config)?;
+        let path = Self::write_config(&scratch.subdir(name)?, config)?;
         Self::spawn(scratch, name, &[format!("--config={}", path.display())], env).await
     }
 
@@ -71,12 +70,21 @@ impl AwsPlugin {
         env: &[(&str, &str)],
     ) -> Result<Self> {
         let program = binaries::path_async(PROGRAM).await?;
-        let dir = scratch.subdir(name)?;
-        let mut spec = Spec::new(format!("{PROGRAM} {name}"), program, dir.join("plugin.log"))
+        Self::launch(&program, &scratch.subdir(name)?, args, env).await
+    }
+
+    /// The same with any build of the program, its log in `dir`.
+    pub async fn launch(
+        program: &Path,
+        dir: &Path,
+        args: &[String],
+        env: &[(&str, &str)],
+    ) -> Result<Self> {
+        let mut spec = Spec::new(PROGRAM, program, dir.join("plugin.log"))
             .args(args)
             .env_clear()
             // No credentials file but the test's own is ever found.
-            .env("HOME", &dir);
+            .env("HOME", dir);
         if !args.iter().any(|arg| arg.starts_with("--config")) {
             spec = spec.args(["--admin", "127.0.0.1:0"]);
         }
@@ -85,7 +93,7 @@ impl AwsPlugin {
         }
         let mut process = spec.start()?;
         let admin = wait_admin(&mut process).await?;
-        Ok(Self { process, dir, admin })
+        Ok(Self { process, dir: dir.to_owned(), admin })
     }
 
     /// Where a key's socket lies by the name that it was given.
@@ -98,9 +106,17 @@ impl AwsPlugin {
         format!("unix://{}", self.socket(name).display())
     }
 
-    /// Replaces the configuration in place; does not wait.
-    pub fn reconfigure(&self, config: &Value) -> Result<()> {
-        write(&self.dir.join(CONFIG), config)
+    /// Writes the configuration where [`configured`](Self::configured) does, in
+    /// place, and tells where; does not wait.
+    pub fn write_config(dir: &Path, config: &Value) -> Result<PathBuf> {
+        let path = dir.join(CONFIG);
+        write(&path, config)?;
+        Ok(path)
+    }
+
+    /// Where its sockets and its log lie.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Its admin server, which moves when it restarts.

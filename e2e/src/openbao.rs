@@ -35,6 +35,7 @@ pub const NAMED: &str = "vault.sidekey.test";
 pub struct OpenBao {
     process: Process,
     dir: PathBuf,
+    audit: PathBuf,
     port: Port,
     named: Port,
     authority: Arc<Authority>,
@@ -80,7 +81,12 @@ impl OpenBao {
         authority.server(&dir, "server")?;
         authority.peer(&dir, "named", &[NAMED])?;
         let config = dir.join("config.json");
-        let document = document(&dir, name, [&port, &named], storage);
+        // The nodes of a cluster agree on everything, on this path too.
+        let audit = match storage {
+            Storage::Raft { leader: Some(leader), .. } => leader.audit.clone(),
+            _ => dir.join("audit.log"),
+        };
+        let document = document(&dir, name, &audit, [&port, &named], storage);
         fs::write(&config, document.to_string())
             .with_context(|| format!("cannot write {}", config.display()))?;
         let process = Spec::new(format!("openbao {name}"), program, dir.join("server.log"))
@@ -88,7 +94,7 @@ impl OpenBao {
             .arg(format!("-config={}", config.display()))
             .start()?;
         let (trust, keys) = (authority.connector()?, Arc::default());
-        let mut server = Self { process, dir, port, named, authority, trust, keys };
+        let mut server = Self { process, dir, audit, port, named, authority, trust, keys };
         server.wait_listening().await?;
         Ok(server)
     }
@@ -142,7 +148,7 @@ impl OpenBao {
 
     /// What it has been asked since it was started first.
     pub fn audit(&self) -> Audit {
-        Audit::at(self.dir.join("audit.log"))
+        Audit::at(self.audit.clone())
     }
 
     /// Seals it: it answers, but nobody can use a key.
@@ -219,7 +225,13 @@ impl OpenBao {
 }
 
 /// The configuration, as an operator writes it.
-fn document(dir: &Path, name: &str, ports: [&Port; 2], storage: &Storage<'_>) -> Value {
+fn document(
+    dir: &Path,
+    name: &str,
+    audit: &Path,
+    ports: [&Port; 2],
+    storage: &Storage<'_>,
+) -> Value {
     let path = |name: &str| dir.join(name).display().to_string();
     let address = |port: &Port| port.address().to_string();
     let tcp = |port: &Port, file: &str| {
@@ -238,26 +250,23 @@ fn document(dir: &Path, name: &str, ports: [&Port; 2], storage: &Storage<'_>) ->
         listeners.push(json!({"tcp": tcp(named, "named")}));
     }
     listeners.push(json!({"unix": {"address": path("bao.sock")}}));
-    let audit = json!({"file": {"calls": {"options": {"file_path": path("audit.log")}}}});
+    let options = json!({"file_path": audit.display().to_string()});
+    let audit = json!({"type": "file", "path": "calls", "options": options});
     let mut document = json!({
         "listener": listeners,
         "api_addr": format!("https://{}", main.address()),
         "audit": [audit],
-        "disable_mlock": true,
         "log_level": "info",
     });
     document["storage"] = match storage {
         Storage::File => json!({"file": {"path": path("data")}}),
-        Storage::Raft { port, leader } => {
+        Storage::Raft { port, .. } => {
             document["cluster_addr"] = format!("https://{}", port.address()).into();
-            let mut raft =
-                json!({"path": path("data"), "node_id": name, "performance_multiplier": "1"});
-            if let Some(leader) = leader {
-                let ca = leader.ca().display().to_string();
-                let join = json!({"leader_api_addr": leader.address(), "leader_ca_cert_file": ca});
-                raft["retry_join"] = json!([join]);
-            }
-            json!({"raft": raft})
+            // Nodes that are quick to trust each other.
+            json!({"raft": {
+                "path": path("data"), "node_id": name, "performance_multiplier": "1",
+                "autopilot_reconcile_interval": "1s", "autopilot_update_interval": "500ms",
+            }})
         }
     };
     document

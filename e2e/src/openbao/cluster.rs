@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 
+use serde_json::json;
+
 use super::{OpenBao, Storage};
 use crate::pki::Authority;
 use crate::ports::Port;
@@ -37,7 +39,25 @@ impl Cluster {
             nodes.push(node);
             ports.push(port);
         }
-        Ok(Self { nodes, _ports: ports })
+        let cluster = Self { nodes, _ports: ports };
+        cluster.wait_voters().await?;
+        Ok(cluster)
+    }
+
+    /// A new node has no vote, and cannot take over, until it has proven stable.
+    async fn wait_voters(&self) -> Result<()> {
+        let root = self.nodes.first().context("no node")?.root();
+        let patience = json!({"server_stabilization_time": "500ms"});
+        root.write("sys/storage/raft/autopilot/configuration", &patience).await?;
+        eventually("every node has a vote", PATIENCE, async || {
+            let answer = root.read("sys/storage/raft/configuration").await?;
+            let servers = answer["data"]["config"]["servers"].as_array().cloned();
+            let servers = servers.unwrap_or_default();
+            let voters = servers.iter().filter(|server| server["voter"] == true).count();
+            ensure!(voters == self.nodes.len(), "{voters} have one");
+            Ok(())
+        })
+        .await
     }
 
     /// The nodes.
@@ -69,7 +89,7 @@ impl Cluster {
     pub async fn step_down(&self) -> Result<usize> {
         let old = self.active().await?;
         let node = self.nodes.get(old).context("no such node")?;
-        node.root().write("sys/step-down", &serde_json::json!({})).await?;
+        node.root().write("sys/step-down", &json!({})).await?;
         eventually("another node is active", PATIENCE, async || {
             let new = self.active().await?;
             ensure!(new != old, "still node {old}");
@@ -80,17 +100,13 @@ impl Cluster {
 }
 
 impl OpenBao {
-    /// The keys of the first node open every node; a node that has found the
-    /// leader takes them.
+    /// Joins the leader's cluster; the keys of the first node open every node.
     async fn join(&mut self, leader: &Self) -> Result<()> {
         self.keys = leader.keys.clone();
-        let client = self.client("");
-        self.process
-            .wait_until("it has joined", PATIENCE, async || {
-                let status = client.read("sys/seal-status").await?;
-                ensure!(status["initialized"] == true, "{status}");
-                Ok(())
-            })
-            .await
+        let ca = self.authority.pem();
+        let order = json!({"leader_api_addr": leader.address(), "leader_ca_cert": ca});
+        let answer = self.client("").write("sys/storage/raft/join", &order).await?;
+        ensure!(answer["joined"] == true, "it has not joined: {answer}");
+        Ok(())
     }
 }

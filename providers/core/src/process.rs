@@ -36,6 +36,8 @@ pub struct HealthOptions {
     pub livez: Option<String>,
     /// The path of the metrics, which everybody who reaches the address can read.
     pub metrics: Option<String>,
+    /// Whether to go on without it where the address is taken: nobody may have asked for it.
+    pub optional: bool,
 }
 
 /// The signals that end a process.
@@ -103,7 +105,13 @@ pub async fn start_health(
 ) -> Result<Stopper, Error> {
     let (stopper, stop) = stopper();
     for options in options {
-        let listener = listen(options.address).await?;
+        let listener = match listen(options.address).await {
+            Err(error) if options.optional => {
+                tracing::warn!(error = %error.report(), "health is not served");
+                continue;
+            }
+            listener => listener?,
+        };
         let address = listener.local_addr().unwrap_or(options.address);
         tracing::info!(%address, "health listening");
         let admin = Admin::new(source.clone(), level.clone(), Reach::Network);

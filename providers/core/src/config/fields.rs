@@ -59,6 +59,7 @@ pub struct RawHealth {
     healthz: Option<String>,
     livez: Option<String>,
     metrics: Option<String>,
+    optional: bool,
 }
 
 /// `socket`, as written.
@@ -130,7 +131,7 @@ pub fn address(path: &str, text: &str, problems: &mut Problems) -> Option<Socket
 pub fn health(raw: Vec<Option<RawHealth>>, problems: &mut Problems) -> Vec<HealthOptions> {
     let read = |(index, raw): (usize, RawHealth)| {
         problems.within(&format!("health[{index}]"), |problems| {
-            let RawHealth { address: at, healthz, livez, metrics } = raw;
+            let RawHealth { address: at, healthz, livez, metrics, optional } = raw;
             for (field, path) in [("healthz", &healthz), ("livez", &livez), ("metrics", &metrics)] {
                 if path.as_deref().is_some_and(|path| !path.starts_with('/')) {
                     problems.add(field, "is no path: it begins with /");
@@ -138,7 +139,7 @@ pub fn health(raw: Vec<Option<RawHealth>>, problems: &mut Problems) -> Vec<Healt
             }
             let at = problems.require("address", &at)?;
             let address = address("address", at, problems)?;
-            Some(HealthOptions { address, healthz, livez, metrics })
+            Some(HealthOptions { address, healthz, livez, metrics, optional })
         })
     };
     let written = raw.into_iter().enumerate();

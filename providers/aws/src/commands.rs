@@ -1,0 +1,196 @@
+//! The command line of `sidekey-aws`: that of kubernetes-sigs/aws-encryption-provider.
+
+use clap::Args;
+use serde_json::{Map, Value, json};
+use sidekey_core::{Answer, CommandLine, Error, Kind, NoCommand, Output, complain};
+
+use crate::Aws;
+use crate::environment::Environment;
+
+/// Where the replaced plugin listens unless told otherwise.
+const LISTEN: &str = "/var/run/kmsplugin/socket.sock";
+/// What a retry costs in tokens: the old limits counted retries themselves.
+const RETRY_COST: u32 = 5;
+
+/// Keys, described by the flags of the replaced plugin.
+#[derive(Debug, Args)]
+pub struct Flags {
+    /// Key (ARN, id or alias); a comma list, or repeated, for several keys
+    #[arg(long, value_name = "KEY", value_delimiter = ',')]
+    key: Vec<String>,
+    /// Socket of the key; as many as there are keys [default: /var/run/kmsplugin/socket.sock]
+    #[arg(long, value_name = "SOCKET", value_delimiter = ',')]
+    listen: Vec<String>,
+    /// Region of the keys [default: that of the ARN, AWS_REGION, the profile or the instance]
+    #[arg(long, value_name = "REGION")]
+    region: Option<String>,
+    /// Endpoint of KMS in the place of AWS's own
+    #[arg(long, value_name = "URL")]
+    kms_endpoint: Option<String>,
+    /// Encryption context as a=b,c=d; repeated, the first is for the first key and so on
+    #[arg(long, value_name = "CONTEXT")]
+    encryption_context: Vec<String>,
+    /// Resource on whose behalf the keys are used, for key policies that ask for it
+    #[arg(long, value_name = "ARN")]
+    source_arn: Option<String>,
+    /// Address of /healthz, /livez and /metrics, plain [default: :8080]
+    #[arg(long, value_name = "[IP]:PORT")]
+    health_port: Option<String>,
+    /// Path that is ok while every key works
+    #[arg(long, value_name = "PATH", default_value = "/healthz")]
+    healthz_path: String,
+    /// Path that is ok while the process runs
+    #[arg(long, value_name = "PATH", default_value = "/livez")]
+    livez_path: String,
+    /// Retry tokens; a retry costs 5 of them, a success brings back 1
+    #[arg(long, value_name = "N")]
+    retry_token_capacity: Option<u32>,
+    /// Log at level debug
+    #[arg(long)]
+    debug: bool,
+    /// Taken for compatibility: health never depends on the version of the protocol
+    #[arg(long, value_name = "VERSION", hide = true)]
+    health_kms_version: Option<String>,
+    /// Deprecated in the replaced plugin: makes a limit of retries together with --burst-limit
+    #[arg(long, value_name = "N", hide = true)]
+    qps_limit: Option<u32>,
+    /// Deprecated in the replaced plugin
+    #[arg(long, value_name = "N", hide = true)]
+    burst_limit: Option<u32>,
+}
+
+impl CommandLine for Aws {
+    const ABOUT: &'static str =
+        "KMS v2 provider for AWS KMS, a drop-in for kubernetes-sigs/aws-encryption-provider";
+    const EXAMPLES: &'static str = "Examples:
+  sidekey-aws --config aws.yaml
+  sidekey-aws check --config aws.yaml --connect
+  sidekey-aws --key=arn:aws:kms:us-east-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab --listen=/var/run/kmsplugin/kms.sock --health-port=:8080
+  sidekey-aws --key=alias/new,alias/old --region=us-east-1 --listen=/var/run/awskmsactive.sock,/var/run/awskmsbackup.sock
+
+Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
+    type Flags = Flags;
+    type Command = NoCommand;
+
+    fn keys(flags: &Flags) -> Result<Option<Value>, Error> {
+        let Flags { key: keys, listen, .. } = flags;
+        if keys.is_empty() {
+            return match flags.lonely() {
+                None => Ok(None),
+                Some(flag) => Err(bad(format!("{flag} needs --key"))),
+            };
+        }
+        let usual = [LISTEN.to_owned()];
+        let sockets = if listen.is_empty() && keys.len() == 1 { &usual[..] } else { listen };
+        if keys.len() != sockets.len() {
+            let (keys, sockets) = (keys.len(), sockets.len());
+            return Err(bad(format!(
+                "--key names {keys} keys but --listen {sockets} sockets: give one for each"
+            )));
+        }
+        let keys = keys.iter().zip(sockets).enumerate();
+        let keys = keys.map(|(index, (key, socket))| flags.document(index, key, socket));
+        Ok(Some(Value::Array(keys.collect::<Result<_, _>>()?)))
+    }
+
+    fn process(flags: &Flags) -> Value {
+        let address = flags.health_port.as_deref();
+        let mut health = json!({
+            "address": address.unwrap_or(":8080"),
+            "healthz": flags.healthz_path,
+            "livez": flags.livez_path,
+            "metrics": "/metrics",
+        });
+        if address.is_none() {
+            health["optional"] = true.into();
+        }
+        let mut document = json!({"health": [health]});
+        if flags.debug {
+            document["log"] = json!({"level": "debug"});
+        }
+        document
+    }
+
+    fn prepare(_: &Flags) -> Result<(), Error> {
+        if Environment::process().has_static_keys() {
+            complain(
+                "warning: keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY can be read by whoever sees the environment and never change: use files",
+            );
+        }
+        Ok(())
+    }
+
+    fn output(command: &NoCommand) -> Output {
+        match *command {}
+    }
+
+    fn execute(command: NoCommand) -> Result<Answer, Error> {
+        match command {}
+    }
+}
+
+impl Flags {
+    /// A flag that means nothing without a key.
+    fn lonely(&self) -> Option<&'static str> {
+        let given = [
+            ("--listen", !self.listen.is_empty()),
+            ("--region", self.region.is_some()),
+            ("--kms-endpoint", self.kms_endpoint.is_some()),
+            ("--encryption-context", !self.encryption_context.is_empty()),
+            ("--source-arn", self.source_arn.is_some()),
+            ("--health-port", self.health_port.is_some()),
+            ("--retry-token-capacity", self.retry_token_capacity.is_some()),
+        ];
+        given.iter().find(|(_, given)| *given).map(|(flag, _)| *flag)
+    }
+
+    fn document(&self, index: usize, key: &str, socket: &str) -> Result<Value, Error> {
+        let mut kek = json!({"key": key});
+        let mut settings = Map::new();
+        if let Some(region) = self.region.as_deref().filter(|region| !region.is_empty()) {
+            kek["region"] = region.into();
+        }
+        let context = self.context(index)?;
+        if !context.is_empty() {
+            kek["encryptionContext"] = context.into();
+        }
+        let texts = [("endpoint", &self.kms_endpoint), ("sourceArn", &self.source_arn)];
+        for (field, text) in texts {
+            if let Some(text) = text.as_deref().filter(|text| !text.is_empty()) {
+                settings.insert(field.into(), text.into());
+            }
+        }
+        if let Some(tokens) = self.retry_tokens() {
+            settings.insert("retryTokens".into(), tokens.into());
+        }
+        let id = (index + 1).to_string();
+        Ok(json!({"id": id, "type": "aws", "listen": socket, "kek": kek, "settings": settings}))
+    }
+
+    /// The context of one key: all that is given for a single key, its own one for several.
+    fn context(&self, index: usize) -> Result<Map<String, Value>, Error> {
+        let texts = match self.key.len() {
+            1 => &self.encryption_context[..],
+            _ => self.encryption_context.get(index..=index).unwrap_or_default(),
+        };
+        let pairs = texts.iter().flat_map(|text| text.trim_matches(['[', ']']).split(','));
+        let pairs = pairs.filter(|pair| !pair.is_empty());
+        let read = |pair: &str| {
+            let (name, value) = pair.split_once('=').ok_or_else(|| {
+                bad(format!("--encryption-context: {pair:?} is not of the form name=value"))
+            })?;
+            Ok((name.to_owned(), value.into()))
+        };
+        pairs.map(read).collect()
+    }
+
+    fn retry_tokens(&self) -> Option<u32> {
+        let old = self.qps_limit.filter(|qps| *qps > 0);
+        let old = old.map(|qps| (qps + self.burst_limit.unwrap_or(0)).saturating_mul(RETRY_COST));
+        self.retry_token_capacity.filter(|tokens| *tokens > 0).or(old)
+    }
+}
+
+fn bad(text: String) -> Error {
+    Error::new(Kind::Invalid, text)
+}

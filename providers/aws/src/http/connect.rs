@@ -1,0 +1,149 @@
+//! New connections: name, TCP, TLS.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_smithy_runtime_api::client::result::ConnectorError;
+use bytes::Bytes;
+use http::Uri;
+use http_body_util::Full;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+/// Room for the answers, which are small; it grows if need be.
+const BUFFER: usize = 16 * 1024;
+
+/// Where a request goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    tls: bool,
+    host: String,
+    port: u16,
+}
+
+/// How connections are made.
+pub(crate) struct Ways {
+    tls: Arc<rustls::ClientConfig>,
+    connect_timeout: Duration,
+}
+
+impl Origin {
+    /// Where `uri` leads.
+    pub(crate) fn of(uri: &Uri) -> Option<Self> {
+        let tls = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return None,
+        };
+        let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        Some(Self { tls, host: uri.host()?.to_owned(), port })
+    }
+
+    /// As it is signed: the port only where it is unusual.
+    pub(crate) fn host_header(&self) -> String {
+        match (self.tls, self.port) {
+            (true, 443) | (false, 80) => self.host.clone(),
+            _ => format!("{}:{}", self.host, self.port),
+        }
+    }
+
+    /// The host without the brackets of an IPv6 address.
+    fn name(&self) -> &str {
+        self.host.trim_start_matches('[').trim_end_matches(']')
+    }
+}
+
+impl Ways {
+    /// TLS with these roots, and this long for each address.
+    pub(crate) fn new(tls: Arc<rustls::ClientConfig>, connect_timeout: Duration) -> Self {
+        Self { tls, connect_timeout }
+    }
+
+    /// Opens a connection, and leaves it to a task that ends with it.
+    pub(crate) async fn connect(
+        &self,
+        origin: &Origin,
+        limit: Option<Duration>,
+    ) -> Result<SendRequest<Full<Bytes>>, ConnectorError> {
+        let limit = limit.unwrap_or(self.connect_timeout);
+        let stream = self.open(origin, limit).await?;
+        if !origin.tls {
+            return begin(stream).await;
+        }
+        let name = ServerName::try_from(origin.name().to_owned())
+            .map_err(|error| ConnectorError::user(error.into()))?;
+        let shaking = TlsConnector::from(self.tls.clone()).connect(name, stream);
+        // Two round trips and a signature, where TCP has one.
+        let stream = match timeout(limit * 2, shaking).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(ConnectorError::io(wrapped("TLS", origin, error))),
+            Err(_) => return Err(late("TLS", origin)),
+        };
+        begin(stream).await
+    }
+
+    /// The first address that answers.
+    async fn open(&self, origin: &Origin, limit: Duration) -> Result<TcpStream, ConnectorError> {
+        let mut last = None;
+        for address in addresses(origin).await? {
+            last = Some(match timeout(limit, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => {
+                    stream.set_nodelay(true).map_err(|e| ConnectorError::io(e.into()))?;
+                    return Ok(stream);
+                }
+                Ok(Err(error)) => ConnectorError::io(wrapped("connection", origin, error)),
+                Err(_) => late("connection", origin),
+            });
+        }
+        let none = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        Err(last.unwrap_or_else(|| ConnectorError::io(wrapped("connection", origin, none()))))
+    }
+}
+
+/// Names are looked up anew for each connection: KMS moves.
+async fn addresses(origin: &Origin) -> Result<Vec<SocketAddr>, ConnectorError> {
+    if let Ok(address) = origin.name().parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, origin.port)]);
+    }
+    let found = tokio::net::lookup_host((origin.name(), origin.port)).await;
+    let found = found.map_err(|error| ConnectorError::io(wrapped("name lookup", origin, error)))?;
+    Ok(found.collect())
+}
+
+async fn begin<T>(stream: T) -> Result<SendRequest<Full<Bytes>>, ConnectorError>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = http1::Builder::new()
+        .max_buf_size(BUFFER)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| ConnectorError::io(error.into()))?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "connection ended");
+        }
+    });
+    Ok(sender)
+}
+
+fn wrapped(
+    what: &str,
+    origin: &Origin,
+    error: io::Error,
+) -> Box<dyn std::error::Error + Send + Sync> {
+    let text = format!("{what} to {}:{} failed: {error}", origin.host, origin.port);
+    io::Error::new(error.kind(), text).into()
+}
+
+fn late(what: &str, origin: &Origin) -> ConnectorError {
+    let text = format!("{what} to {}:{} took too long", origin.host, origin.port);
+    ConnectorError::timeout(text.into())
+}

@@ -1,0 +1,252 @@
+//! The key behind the configured name: which one it is, and which key material it has now.
+
+use std::collections::HashMap;
+
+use aws_sdk_kms::types::{KeyMetadata, KeySpec, KeyState, KeyUsageType};
+use sidekey_core::{Error, Kind, Secret};
+
+use crate::arn::{KeyArn, KeyName};
+use crate::client::{Client, Failure};
+use crate::key_id::{Version, is_material};
+use crate::own_deadline;
+
+/// A key, as KMS reported it.
+#[derive(Clone, Debug)]
+pub(crate) struct Kek {
+    pub(crate) arn: KeyArn,
+    pub(crate) material: Material,
+    /// What an operator should know.
+    remark: Option<String>,
+}
+
+/// What is known of the key material.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Material {
+    /// Its id.
+    Known(String),
+    /// Why it cannot be known: for as long as the configuration is loaded, the key_id is the ARN
+    /// alone.
+    Unknown(&'static str),
+}
+
+const DENIED: &str = "kms:DescribeKey is not allowed";
+const UNTOLD: &str = "kms:DescribeKey does not tell it";
+
+impl Kek {
+    /// Asks KMS what `name` stands for. `before` is what the client in use knows; whether the
+    /// material can be known is decided once for each configuration, so that key_id never goes
+    /// to and fro between its two forms.
+    pub(crate) async fn find(
+        client: &Client,
+        name: &KeyName,
+        context: &HashMap<String, String>,
+        before: Option<&Self>,
+        same_configuration: bool,
+    ) -> Result<Self, Error> {
+        let described = match client.describe(&name.to_string(), own_deadline()).await {
+            Ok(metadata) => Some(Described::new(name, metadata)?),
+            Err(failure) if failure.lacks_permission => None,
+            Err(failure) => return Err(failure.error),
+        };
+        let arn = match (&described, name) {
+            (Some(described), _) => described.arn.clone(),
+            (None, KeyName::Arn(arn)) => arn.clone(),
+            (None, _) => match before {
+                Some(before) => before.arn.clone(),
+                None => by_encrypting(client, name, context).await?,
+            },
+        };
+        let why = if described.is_some() { UNTOLD } else { DENIED };
+        let told = described.and_then(|described| described.material);
+        let material = match (before.map(|before| &before.material), told) {
+            (Some(Material::Unknown(why)), _) if same_configuration => Material::Unknown(why),
+            (_, Some(material)) => Material::Known(material),
+            // What was known of this key is still better than nothing: Decrypt tells the rest.
+            (Some(known @ Material::Known(_)), None)
+                if before.is_some_and(|before| before.arn == arn) =>
+            {
+                known.clone()
+            }
+            (_, None) => {
+                tracing::warn!(key = %arn, why, hint = "allow kms:DescribeKey on the key, then load the configuration anew",
+                    "key_id is the ARN alone: rotation of the key material will not be noticed");
+                Material::Unknown(why)
+            }
+        };
+        Ok(Self { arn, material, remark: None })
+    }
+
+    /// What KMS says now. It is asked for the state of the key, for its material, and for where
+    /// an alias points; whether the key works, Encrypt and Decrypt tell better.
+    pub(crate) async fn refreshed(
+        &self,
+        client: &Client,
+        name: &KeyName,
+        context: &HashMap<String, String>,
+    ) -> Result<Self, Error> {
+        if matches!(self.material, Material::Unknown(_)) && !name.is_alias() {
+            return Ok(self.clone());
+        }
+        let described = match client.describe(&name.to_string(), own_deadline()).await {
+            Ok(metadata) => Described::new(name, metadata)?,
+            Err(failure) => return self.undescribed(failure),
+        };
+        if !described.arn.is_same_key(&self.arn) {
+            return self.moved(client, name, context, described).await;
+        }
+        let material = match (&self.material, described.material) {
+            (Material::Known(_), Some(material)) => Material::Known(material),
+            (known, _) => known.clone(),
+        };
+        Ok(Self { arn: described.arn, material, remark: None })
+    }
+
+    /// What is announced.
+    pub(crate) fn version(&self) -> Version {
+        let material = match &self.material {
+            Material::Known(material) => Some(material.clone()),
+            Material::Unknown(_) => None,
+        };
+        Version { arn: self.arn.clone(), material }
+    }
+
+    /// One line for `/status`.
+    pub(crate) fn note(&self, name: &KeyName) -> Option<String> {
+        let mut lines = Vec::new();
+        if name.is_alias() {
+            lines.push(format!("{name} stands for {}", self.arn));
+        }
+        if let Material::Unknown(why) = &self.material {
+            lines.push(format!(
+                "key_id is the ARN alone ({why}): rotation of the key material is not noticed"
+            ));
+        }
+        lines.extend(self.remark.clone());
+        (!lines.is_empty()).then(|| lines.join("; "))
+    }
+
+    /// DescribeKey failed. The key may work all the same; if it does not, the probe will say so.
+    fn undescribed(&self, failure: Failure) -> Result<Self, Error> {
+        let lasting = matches!(failure.error.kind(), Kind::KeyState | Kind::Config);
+        if lasting {
+            return Err(failure.error);
+        }
+        let remark = format!("what is known of the key is not fresh: {}", failure.error.report());
+        if self.remark.is_none() {
+            tracing::warn!(key = %self.arn, error = %failure.error.report(), "the key could not be described, going on with what is known");
+        }
+        Ok(Self { remark: Some(remark), ..self.clone() })
+    }
+
+    /// The alias points at another key. That one is tried first: a mistake must not cost the key
+    /// that works.
+    async fn moved(
+        &self,
+        client: &Client,
+        name: &KeyName,
+        context: &HashMap<String, String>,
+        new: Described,
+    ) -> Result<Self, Error> {
+        if !name.is_alias() {
+            let what = format!("kms:DescribeKey on {name} was answered for {}", new.arn);
+            return Err(Error::new(Kind::KeyState, what));
+        }
+        if let Err(error) = round_trip(client, &new.arn, context).await {
+            let error = error.report();
+            let remark = format!("{name} now points at {}, which cannot be used: {error}", new.arn);
+            if self.remark.as_deref() != Some(remark.as_str()) {
+                tracing::error!(%name, old = %self.arn, new = %new.arn, error, hint = "point the alias at a key that this role may use",
+                    "the alias points at a key that cannot be used, the old one stays in use");
+            }
+            return Ok(Self { remark: Some(remark), ..self.clone() });
+        }
+        tracing::warn!(%name, old = %self.arn, new = %new.arn, hint = "keep the old key until nothing in etcd needs it",
+            "the alias points at another key, which is used from now on");
+        let material = match (&self.material, new.material) {
+            (Material::Known(_), Some(material)) => Material::Known(material),
+            (Material::Known(_), None) => Material::Unknown(UNTOLD),
+            (unknown, _) => unknown.clone(),
+        };
+        Ok(Self { arn: new.arn, material, remark: None })
+    }
+}
+
+/// What DescribeKey tells of a key that can be used.
+struct Described {
+    arn: KeyArn,
+    material: Option<String>,
+}
+
+impl Described {
+    fn new(name: &KeyName, metadata: KeyMetadata) -> Result<Self, Error> {
+        let symmetric = metadata.key_spec().is_none_or(|spec| *spec == KeySpec::SymmetricDefault)
+            && metadata.key_usage().is_none_or(|usage| *usage == KeyUsageType::EncryptDecrypt);
+        if !symmetric {
+            return Err(Error::new(Kind::Config, format!("{name} is not a symmetric key"))
+                .with_hint(
+                    "only keys of spec SYMMETRIC_DEFAULT and usage ENCRYPT_DECRYPT can be used",
+                ));
+        }
+        if let Some((state, hint)) = metadata.key_state().and_then(unusable) {
+            let until = metadata.deletion_date().map_or(String::new(), |date| {
+                std::time::SystemTime::try_from(*date).map_or(String::new(), |date| {
+                    format!(", to be deleted at {}", sidekey_core::time(date))
+                })
+            });
+            let what = format!("{name} is {state}{until}");
+            return Err(Error::new(Kind::KeyState, what).with_hint(hint));
+        }
+        let arn = metadata.arn().and_then(KeyArn::parse).ok_or_else(|| {
+            Error::new(Kind::Bug, format!("kms:DescribeKey on {name} gave no ARN"))
+                .with_hint("see whether the endpoint is AWS KMS")
+        })?;
+        let material = metadata.current_key_material_id.filter(|id| is_material(id));
+        Ok(Self { arn, material })
+    }
+}
+
+/// States in which neither Encrypt nor Decrypt works, and what to do about them.
+fn unusable(state: &KeyState) -> Option<(&'static str, &'static str)> {
+    match state {
+        KeyState::Disabled => Some(("disabled", "enable it, as by `aws kms enable-key`")),
+        KeyState::PendingDeletion | KeyState::PendingReplicaDeletion => Some((
+            "pending deletion",
+            "all data under it is lost with it: `aws kms cancel-key-deletion`, then enable-key",
+        )),
+        KeyState::PendingImport => {
+            Some(("without key material", "import the key material, it may have expired"))
+        }
+        _ => None,
+    }
+}
+
+/// Encrypt tells which key an alias stands for, too.
+async fn by_encrypting(
+    client: &Client,
+    name: &KeyName,
+    context: &HashMap<String, String>,
+) -> Result<KeyArn, Error> {
+    let sample = Secret::random(32)?;
+    let answer =
+        client.encrypt(&name.to_string(), sample.expose(), context, own_deadline()).await?;
+    answer.key_id().and_then(KeyArn::parse).ok_or_else(|| {
+        Error::new(Kind::Config, format!("what {name} stands for cannot be found out"))
+            .with_hint("allow kms:DescribeKey on the key, or name the key by its ARN")
+    })
+}
+
+async fn round_trip(
+    client: &Client,
+    arn: &KeyArn,
+    context: &HashMap<String, String>,
+) -> Result<(), Error> {
+    let (key, sample) = (arn.to_string(), Secret::random(32)?);
+    let wrapped = client.encrypt(&key, sample.expose(), context, own_deadline()).await?;
+    let blob = wrapped.ciphertext_blob.map(|blob| blob.into_inner()).unwrap_or_default();
+    let back = client.decrypt(Some(&key), &blob, context, own_deadline()).await?;
+    let back = back.plaintext.map(|blob| Secret::new(blob.into_inner()));
+    if back.as_ref() == Some(&sample) {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Bug, format!("{arn} unwraps something else than what it wrapped")))
+}

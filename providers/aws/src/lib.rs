@@ -1,0 +1,235 @@
+//! The provider for AWS KMS: symmetric keys, aliases, multi-region keys.
+//!
+//! It wraps with kms:Encrypt and unwraps with kms:Decrypt, always naming the key, under the
+//! configured encryption context. It is a drop-in for kubernetes-sigs/aws-encryption-provider: it
+//! takes its flags, reads what it wrote, and writes what it reads.
+//!
+//! It refuses to use a key that the configuration does not lead to, whatever a key_id from etcd
+//! says; to take a re-pointed alias for the same key; and to change anything at AWS.
+//!
+//! The one invariant: **a key_id names the key and the key material that really wrapped the data**
+//! (or, where AWS does not tell the material, the key alone, for as long as the configuration is
+//! loaded). AWS rotates material behind an unchanged ARN and cannot be told which one to wrap
+//! with, so every Encrypt is checked by the Decrypt that follows it, which tells; a rotation moves
+//! key_id by itself, and kube-apiserver re-wraps.
+//!
+//! # Aliases
+//! An alias stands for the key that it points at, and that key's ARN is what is announced. When
+//! the alias is pointed at another key, that key is tried first, and then announced under its own
+//! ARN: never as the same key. What the former key wrapped stays readable, because its key_id
+//! names it, and Decrypt asks for just that key. An alias can only point at keys of its own account
+//! and region, so that is how far a key_id can lead.
+
+mod arn;
+mod client;
+mod commands;
+mod config;
+mod environment;
+mod http;
+mod identity;
+mod kek;
+mod key_id;
+mod profile;
+mod refusal;
+mod retries;
+mod source_arn;
+mod sources;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use sidekey_core::config::Problems;
+use sidekey_core::{Call, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
+use tokio::time::Instant;
+
+use crate::arn::{KeyArn, KeyName};
+use crate::client::Client;
+use crate::environment::Environment;
+use crate::kek::{Kek, Material};
+use crate::key_id::{Target, Version};
+
+pub use commands::Flags;
+pub use config::Config;
+
+/// The first byte of every ciphertext, as the replaced plugin writes and wants it.
+const FORMAT: u8 = b'1';
+/// For calls that no caller waits for.
+const OWN_TIME: Duration = Duration::from_secs(10);
+
+/// One key at AWS KMS.
+pub struct Aws {
+    config: Config,
+    client: Arc<Client>,
+    /// The key as configured, in the region of the client.
+    name: KeyName,
+    context: HashMap<String, String>,
+    /// The key that it stands for now.
+    kek: Mutex<Kek>,
+}
+
+/// What Decrypt tells.
+struct Unwrapped {
+    plaintext: Secret,
+    material: Option<String>,
+}
+
+impl Provider for Aws {
+    const NAME: &'static str = "aws";
+    type Config = Config;
+
+    fn check(config: &Config, problems: &mut Problems) {
+        config.check(problems);
+    }
+
+    fn files(config: &Config) -> Vec<PathBuf> {
+        config.files(&Environment::process())
+    }
+
+    fn named_files(config: &Config, files: &Files) -> Vec<PathBuf> {
+        config.named_files(files, &Environment::process())
+    }
+
+    async fn connect(
+        config: &Config,
+        files: &Files,
+        previous: Option<&Self>,
+    ) -> Result<Self, Error> {
+        let client = Client::shared(config, files).await?;
+        let name = config.key().ok_or_else(|| Error::new(Kind::Config, "no key is set"))?;
+        let name = name.in_region(client.region());
+        let context = config.encryption_context().into_iter().collect();
+        let same = previous.filter(|previous| previous.config == *config);
+        let before = previous.map(|previous| previous.kek().clone());
+        let kek = Kek::find(&client, &name, &context, before.as_ref(), same.is_some()).await?;
+        Ok(Self { config: config.clone(), client, name, context, kek: Mutex::new(kek) })
+    }
+
+    async fn key_id(&self) -> Result<KeyId, Error> {
+        let known = self.kek().clone();
+        let kek = known.refreshed(&self.client, &self.name, &self.context).await?;
+        let key_id = kek.version().key_id();
+        *self.kek() = kek;
+        key_id
+    }
+
+    async fn encrypt(
+        &self,
+        key_id: &KeyId,
+        plaintext: &[u8],
+        call: &Call<'_>,
+    ) -> Result<Sealed, Error> {
+        let version = Version::parse(key_id.as_str()).ok_or_else(|| {
+            Error::new(Kind::Bug, format!("asked to wrap under {key_id}, which is not ours"))
+        })?;
+        let key = version.arn.to_string();
+        let answer = self.client.encrypt(&key, plaintext, &self.context, call.deadline).await?;
+        same_key("kms:Encrypt", &version.arn, answer.key_id())?;
+        let blob = answer.ciphertext_blob.map(|blob| blob.into_inner()).unwrap_or_default();
+        if blob.is_empty() {
+            return Err(Error::new(Kind::Bug, format!("kms:Encrypt on {key} gave no ciphertext")));
+        }
+        let mut ciphertext = Vec::with_capacity(1 + blob.len());
+        ciphertext.push(FORMAT);
+        ciphertext.extend_from_slice(&blob);
+        let (key_id, annotations) = (key_id.clone(), BTreeMap::new());
+        Ok(Sealed { key_id, ciphertext: ciphertext.into(), annotations })
+    }
+
+    async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
+        Ok(self.unwrap(sealed, call).await?.plaintext)
+    }
+
+    async fn verify(&self, sealed: &Sealed, call: &Call<'_>) -> Result<(Secret, KeyId), Error> {
+        let Unwrapped { plaintext, material } = self.unwrap(sealed, call).await?;
+        let version = Version::parse(sealed.key_id.as_str());
+        let (Some(mut version), Some(material)) = (version, material) else {
+            return Ok((plaintext, sealed.key_id.clone()));
+        };
+        let mut kek = self.kek();
+        if matches!(kek.material, Material::Unknown(_)) || version.material.is_none() {
+            return Ok((plaintext, sealed.key_id.clone()));
+        }
+        if kek.arn == version.arn {
+            kek.material = Material::Known(material.clone());
+        }
+        version.material = Some(material);
+        Ok((plaintext, version.key_id()?))
+    }
+
+    fn expiry(&self) -> Option<SystemTime> {
+        self.client.identity().expiry()
+    }
+
+    fn note(&self) -> Option<String> {
+        self.kek().note(&self.name)
+    }
+}
+
+impl Aws {
+    /// Every change of it is one assignment, which a panic cannot leave half done.
+    fn kek(&self) -> MutexGuard<'_, Kek> {
+        self.kek.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn unwrap(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Unwrapped, Error> {
+        let current = self.kek().arn.clone();
+        let target = key_id::target(&sealed.key_id, &self.name, &current)?;
+        let Some((&FORMAT, blob)) = sealed.ciphertext.split_first() else {
+            let what = "the ciphertext was written neither by this provider nor by \
+                        aws-encryption-provider";
+            return Err(Error::new(Kind::Corrupt, what));
+        };
+        let (Target::Key(arn) | Target::OrNeighbour(arn)) = &target;
+        let key = arn.to_string();
+        let (context, deadline) = (&self.context, call.deadline);
+        let answer = match self.client.decrypt(Some(&key), blob, context, deadline).await {
+            Err(failure) if failure.wrong_key && matches!(target, Target::OrNeighbour(_)) => {
+                let answer = self.client.decrypt(None, blob, context, deadline).await?;
+                neighbour(arn, answer.key_id())?;
+                answer
+            }
+            result => {
+                let answer = result?;
+                same_key("kms:Decrypt", arn, answer.key_id())?;
+                answer
+            }
+        };
+        let material = answer.key_material_id.filter(|material| key_id::is_material(material));
+        let plaintext = answer.plaintext.map(|blob| Secret::new(blob.into_inner()));
+        let plaintext = plaintext.ok_or_else(|| {
+            Error::new(Kind::Bug, format!("kms:Decrypt on {key} gave no plaintext"))
+        })?;
+        Ok(Unwrapped { plaintext, material })
+    }
+}
+
+/// What answered must be what was asked.
+fn same_key(action: &str, asked: &KeyArn, answered: Option<&str>) -> Result<(), Error> {
+    let other = answered.and_then(KeyArn::parse).filter(|arn| !arn.is_same_key(asked));
+    match other {
+        None => Ok(()),
+        Some(other) => {
+            let what = format!("{action} on {asked} was answered by {other}");
+            Err(Error::new(Kind::Bug, what).with_hint("see whether the endpoint is AWS KMS"))
+        }
+    }
+}
+
+/// A key that an alias has pointed at before lies where its present one does.
+fn neighbour(current: &KeyArn, answered: Option<&str>) -> Result<(), Error> {
+    let near = answered.and_then(KeyArn::parse).is_some_and(|arn| arn.is_neighbour(current));
+    if near {
+        return Ok(());
+    }
+    Err(Error::new(Kind::KeyState, "the data was wrapped by a key of another account or region")
+        .with_hint("serve that key too, as a key of its own"))
+}
+
+fn own_deadline() -> Instant {
+    Instant::now() + OWN_TIME
+}
+
+#[cfg(test)]
+mod tests;

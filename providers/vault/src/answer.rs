@@ -65,10 +65,15 @@ pub(crate) fn error(kind: Kind, answer: &Answer, of: &str) -> Error {
     Error::new(kind, format!("{of}: Vault answered {status}{colon}{said}"))
 }
 
-/// Vault's own words, on one line.
+/// Vault's own words, on one line; those of another server, if they are plain text.
 fn said(answer: &Answer) -> String {
-    let errors = serde_json::from_slice::<Errors>(&answer.body).map(|list| list.errors);
-    let text = errors.unwrap_or_default().join("; ");
+    let text = match serde_json::from_slice::<Errors>(&answer.body) {
+        Ok(list) => list.errors.join("; "),
+        Err(_) => match std::str::from_utf8(&answer.body) {
+            Ok(text) if !text.trim_start().starts_with(['<', '{', '[']) => text.to_owned(),
+            _ => String::new(),
+        },
+    };
     let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let words: Vec<&str> = plain.split_whitespace().collect();
     words.join(" ").chars().take(MAX_TEXT).collect()

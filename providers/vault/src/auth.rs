@@ -263,7 +263,7 @@ impl Envelope<'_> {
 
     async fn open(&self, wrapping: &Secret) -> Result<Secret, Error> {
         let of = "the wrapped secret-id";
-        let token = crate::session::header(words(wrapping)?)?;
+        let token = crate::token::header(words(wrapping)?)?;
         let answer = self.post("sys/wrapping/unwrap", Bytes::new(), Some(token)).await?;
         if !answer.status.is_success() {
             return Err(used(&answer, of));

@@ -1,5 +1,7 @@
 //! `kek`, `settings` and `credentials` of one key.
 
+mod credentials;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use sidekey_core::config::fields::{duration, text};
 
 use crate::address::Address;
 use crate::tls::{self, Pair};
+pub(crate) use credentials::{AppRole, Credentials, Jwt};
 
 /// More servers than a cluster has.
 const MAX_ADDRESSES: usize = 16;
@@ -58,77 +61,6 @@ struct Tls {
     cert_file: Option<PathBuf>,
     key_file: Option<PathBuf>,
 }
-
-/// How the provider proves who it is: exactly one of these.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Credentials {
-    pub(crate) app_role: Option<AppRole>,
-    pub(crate) kubernetes: Option<Jwt>,
-    pub(crate) jwt: Option<Jwt>,
-    pub(crate) cert: Option<Cert>,
-    pub(crate) userpass: Option<Userpass>,
-    pub(crate) token: Option<TokenFile>,
-    pub(crate) agent: Option<Agent>,
-}
-
-/// AppRole.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct AppRole {
-    pub(crate) mount: Option<String>,
-    /// It is no secret, so it may stand here.
-    pub(crate) role_id: Option<String>,
-    pub(crate) role_id_file: Option<PathBuf>,
-    pub(crate) secret_id_file: Option<PathBuf>,
-    /// A token that the secret-id is wrapped in.
-    pub(crate) wrapped_secret_id_file: Option<PathBuf>,
-    /// The secret-id was given on the command line.
-    pub(crate) given: Option<bool>,
-}
-
-/// A signed token of another system: a service account's, say.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Jwt {
-    pub(crate) mount: Option<String>,
-    pub(crate) role: Option<String>,
-    pub(crate) token_file: Option<PathBuf>,
-}
-
-/// A TLS certificate.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Cert {
-    pub(crate) mount: Option<String>,
-    pub(crate) role: Option<String>,
-    cert_file: Option<PathBuf>,
-    key_file: Option<PathBuf>,
-}
-
-/// A name and a password.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Userpass {
-    pub(crate) mount: Option<String>,
-    pub(crate) username: Option<String>,
-    pub(crate) password_file: Option<PathBuf>,
-    /// The password was given on the command line.
-    pub(crate) given: Option<bool>,
-}
-
-/// A token that somebody else keeps.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct TokenFile {
-    pub(crate) file: Option<PathBuf>,
-    /// The token was given on the command line.
-    pub(crate) given: Option<bool>,
-}
-
-/// A Vault agent or proxy that adds its own token.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct Agent {}
 
 /// Which key, in the one way to write it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,7 +136,7 @@ impl Config {
     /// The certificate to show.
     pub(crate) fn pair(&self) -> Option<Pair> {
         let cert = self.credentials.as_ref().and_then(|credentials| credentials.cert.as_ref());
-        cert.and_then(Cert::pair).or_else(|| self.settings.as_ref()?.pair())
+        cert.and_then(credentials::Cert::pair).or_else(|| self.settings.as_ref()?.pair())
     }
 
     /// Times for a connection and for an answer, while there is another server to ask.
@@ -303,130 +235,13 @@ impl Tls {
     }
 }
 
-impl Cert {
-    fn pair(&self) -> Option<Pair> {
-        pair(self.cert_file.as_ref(), self.key_file.as_ref())
-    }
-}
-
 /// The key may stand in the file of its certificate, as kubelet writes it.
 fn pair(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> Option<Pair> {
     let cert = cert?.clone();
     Some(Pair { key: key.unwrap_or(&cert).clone(), cert })
 }
 
-impl Credentials {
-    fn check(&self, problems: &mut Problems) {
-        let count = [
-            self.app_role.is_some(),
-            self.kubernetes.is_some(),
-            self.jwt.is_some(),
-            self.cert.is_some(),
-            self.userpass.is_some(),
-            self.token.is_some(),
-            self.agent.is_some(),
-        ];
-        if count.iter().filter(|set| **set).count() != 1 {
-            let text =
-                "needs exactly one of appRole, kubernetes, jwt, cert, userpass, token, agent";
-            problems.add("", text);
-        }
-        if let Some(role) = &self.app_role {
-            problems.within("appRole", |problems| role.check(problems));
-        }
-        for (name, jwt) in [("kubernetes", &self.kubernetes), ("jwt", &self.jwt)] {
-            if let Some(jwt) = jwt {
-                problems.within(name, |problems| jwt.check(problems));
-            }
-        }
-        if let Some(cert) = &self.cert {
-            problems.within("cert", |problems| {
-                check_path("mount", cert.mount.as_deref().map(bare), problems);
-                check_required("certFile", cert.cert_file.as_deref(), problems);
-                check_file("keyFile", cert.key_file.as_deref(), problems);
-            });
-        }
-        if let Some(user) = &self.userpass {
-            problems.within("userpass", |problems| user.check(problems));
-        }
-        if let Some(token) = &self.token {
-            problems.within("token", |problems| {
-                check_given("file", token.file.as_deref(), token.given, problems);
-            });
-        }
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        let role = self.app_role.iter().flat_map(|role| {
-            [&role.role_id_file, &role.secret_id_file, &role.wrapped_secret_id_file]
-        });
-        let jwt = self.kubernetes.iter().chain(&self.jwt).map(|jwt| &jwt.token_file);
-        let user = self.userpass.iter().map(|user| &user.password_file);
-        let token = self.token.iter().map(|token| &token.file);
-        role.chain(jwt).chain(user).chain(token).flatten().cloned().collect()
-    }
-}
-
-impl AppRole {
-    fn check(&self, problems: &mut Problems) {
-        check_path("mount", self.mount.as_deref().map(bare), problems);
-        match (&self.role_id, &self.role_id_file) {
-            (None, None) => problems.add("roleIdFile", "is required (or roleId)"),
-            (Some(_), Some(_)) => problems.add("roleIdFile", "excludes roleId"),
-            (Some(id), None) if id.trim().is_empty() => problems.add("roleId", "is empty"),
-            _ => {}
-        }
-        check_file("roleIdFile", self.role_id_file.as_deref(), problems);
-        check_file("secretIdFile", self.secret_id_file.as_deref(), problems);
-        check_file("wrappedSecretIdFile", self.wrapped_secret_id_file.as_deref(), problems);
-        if self.secret_id_file.is_some() && self.wrapped_secret_id_file.is_some() {
-            problems.add("wrappedSecretIdFile", "excludes secretIdFile");
-        }
-        if self.given == Some(true) && !crate::given::is_given() {
-            problems.add("given", ONLY_FLAGS);
-        }
-    }
-}
-
-impl Jwt {
-    fn check(&self, problems: &mut Problems) {
-        check_path("mount", self.mount.as_deref().map(bare), problems);
-        if self.role.as_deref().is_none_or(|role| role.trim().is_empty()) {
-            problems.add("role", "is required");
-        }
-        check_required("tokenFile", self.token_file.as_deref(), problems);
-    }
-}
-
-impl Userpass {
-    fn check(&self, problems: &mut Problems) {
-        check_path("mount", self.mount.as_deref().map(bare), problems);
-        match self.username.as_deref() {
-            None => problems.add("username", "is required"),
-            Some(name) if !is_name(name) => problems.add("username", NO_NAME),
-            Some(_) => {}
-        }
-        check_given("passwordFile", self.password_file.as_deref(), self.given, problems);
-    }
-}
-
 const NO_NAME: &str = "may hold letters, digits, - _ and . only";
-const ONLY_FLAGS: &str = "is for secrets on the command line: name a file instead";
-
-fn check_given(field: &str, path: Option<&Path>, given: Option<bool>, problems: &mut Problems) {
-    match given {
-        Some(true) if crate::given::is_given() => {}
-        Some(true) => problems.add("given", ONLY_FLAGS),
-        _ => check_required(field, path, problems),
-    }
-}
-
-fn check_required(field: &str, path: Option<&Path>, problems: &mut Problems) {
-    if path.is_none() {
-        problems.add(field, "is required");
-    }
-    check_file(field, path, problems);
-}
 
 fn check_file(field: &str, path: Option<&Path>, problems: &mut Problems) {
     if path.is_some_and(|path| !path.is_absolute()) {

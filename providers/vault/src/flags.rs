@@ -3,6 +3,7 @@
 //! Two of them are known by their flags and variables: OpenShift's sidecar, which is HashiCorp's
 //! vault-kube-kms (`VAULT_KUBE_KMS_…`), and FalcoSuessgott's vault-kubernetes-kms (`VAULT_KMS_…`).
 
+mod credentials;
 mod describe;
 mod environment;
 
@@ -79,10 +80,10 @@ pub struct Flags {
     #[arg(long, value_name = "PATH")]
     approle_mount: Option<String>,
     /// JWT: role
-    #[arg(long, value_name = "NAME", alias = "vault-k8s-role")]
+    #[arg(long, value_name = "NAME")]
     jwt_role: Option<String>,
     /// JWT: mount
-    #[arg(long, value_name = "PATH", alias = "vault-k8s-mount")]
+    #[arg(long, value_name = "PATH")]
     jwt_mount: Option<String>,
     /// JWT: file that holds the token
     #[arg(long, value_name = "FILE")]
@@ -90,6 +91,12 @@ pub struct Flags {
     /// JWT: file; tokens of SPIFFE are written to one by spiffe-helper
     #[arg(long, value_name = "SOURCE")]
     jwt_token_source: Option<String>,
+    /// Kubernetes: role
+    #[arg(long, value_name = "NAME", hide = true)]
+    vault_k8s_role: Option<String>,
+    /// Kubernetes: mount
+    #[arg(long, value_name = "PATH", hide = true)]
+    vault_k8s_mount: Option<String>,
     /// Certificate: file
     #[arg(long, value_name = "FILE")]
     cert_file: Option<String>,

@@ -36,6 +36,7 @@ mod lineage;
 mod server;
 mod session;
 mod tls;
+mod token;
 mod transit;
 
 use std::collections::BTreeMap;
@@ -68,7 +69,7 @@ pub struct Vault {
     lineage: Mutex<Arc<Lineage>>,
     /// Wrapped by this very key: who cannot unwrap it is another one.
     witness: Mutex<Witness>,
-    /// When the key was looked at last; held by who looks.
+    /// When the last look at the key began; held by who looks.
     looked: tokio::sync::Mutex<Instant>,
     legacy: bool,
 }
@@ -124,11 +125,10 @@ impl Provider for Vault {
     }
 
     async fn key_id(&self) -> Result<KeyId, Error> {
-        let deadline = Instant::now() + PATIENCE;
         let mut looked = self.looked.lock().await;
-        let lineage = self.look(deadline).await?;
         *looked = Instant::now();
-        lineage.key_id()
+        self.look(Instant::now() + PATIENCE).await?;
+        self.lineage().key_id()
     }
 
     async fn encrypt(
@@ -196,33 +196,33 @@ impl Vault {
         held(&self.lineage).clone()
     }
 
-    /// Looks at the key. What is there must be the key that was there before.
+    /// Looks at the key, and says what Vault says. It must be the key that was there before.
     async fn look(&self, deadline: Instant) -> Result<Arc<Lineage>, Error> {
         let answer = self.session.ask(self.transit.look(), deadline).await?;
-        let new = self.transit.seen(&answer)?;
+        let new = Arc::new(self.transit.seen(&answer)?);
         self.check_lineage(&new)?;
         let mut current = held(&self.lineage);
         // A replica that lags behind knows less than we do.
         if new.latest() >= current.latest() {
-            *current = Arc::new(new);
+            *current = new.clone();
         }
-        Ok(current.clone())
+        Ok(new)
     }
 
-    /// What is known of the key, looked at anew for a version that is not known, if that has not
-    /// just been done.
+    /// What is known of the key; looked at anew for a version that is not known. Whoever asks for
+    /// one gets a look that began after it asked, and everybody who asks at once the same.
     async fn lineage_with(&self, version: u32, deadline: Instant) -> Result<Arc<Lineage>, Error> {
-        let lineage = self.lineage();
-        if lineage.knows(version) {
-            return Ok(lineage);
+        let asked = Instant::now();
+        if self.lineage().knows(version) {
+            return Ok(self.lineage());
         }
         let mut looked = self.looked.lock().await;
-        let lineage = self.lineage();
-        if lineage.knows(version) || looked.elapsed() < LOOK_PAUSE {
-            return Ok(lineage);
+        if !self.lineage().knows(version) && *looked <= asked {
+            tokio::time::sleep_until(*looked + LOOK_PAUSE).await;
+            *looked = Instant::now();
+            self.look(deadline).await?;
         }
-        *looked = Instant::now();
-        self.look(deadline).await
+        Ok(self.lineage())
     }
 
     fn check_lineage(&self, new: &Lineage) -> Result<(), Error> {
@@ -324,8 +324,7 @@ impl Vault {
             Ok(lineage) => lineage,
         };
         if status != 400 {
-            return answer::refused(answer, &of)
-                .with_hint("the policy must allow update on the encrypt path of the key");
+            return self.transit.denied(answer, "encrypt");
         }
         if version < lineage.min_encryption() {
             return answer::error(Kind::KeyState, answer, &of).with_hint(
@@ -352,8 +351,7 @@ impl Vault {
         match (state, answer.status.as_u16()) {
             (Err(error), _) => error,
             (Ok(()), 400) => answer::error(Kind::Corrupt, answer, &of),
-            _ => answer::refused(answer, &of)
-                .with_hint("the policy must allow update on the decrypt path of the key"),
+            _ => self.transit.denied(answer, "decrypt"),
         }
     }
 }
@@ -370,8 +368,7 @@ impl Witness {
         let request = transit.encrypt(&key_id, version, Secret::random(32)?.expose());
         let answer = session.ask(request, deadline).await?;
         if !answer.status.is_success() {
-            let of = format!("encrypt with {}", transit.kek().shown());
-            return Err(answer::refused(&answer, &of));
+            return Err(transit.denied(&answer, "encrypt"));
         }
         let ciphertext = transit.encrypted(&answer, version)?;
         Ok(Self { ciphertext, key_id, version })

@@ -16,8 +16,8 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::rt::TokioIo;
-use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use rustls::{AlertDescription, ClientConfig};
 use sidekey_core::{Error, Kind};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -138,7 +138,7 @@ impl Server {
                 Ok(answer) => return self.read(answer).await,
             }
         }
-        let sender = timeout(connecting, self.connect())
+        let sender = timeout(connecting, self.connect(connecting))
             .await
             .unwrap_or_else(|_| Err(self.lost(Kind::Unavailable, "no connection in time", None)))?;
         match self.exchange(sender, request).await {
@@ -234,11 +234,11 @@ impl Server {
         Ok(Answer { status: head.status, location, index, body })
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Error> {
+    async fn connect(&self, limit: Duration) -> Result<SendRequest<Full<Bytes>>, Error> {
         match &self.address {
             Address::Unix(path) => self.handshake(self.unix(path).await?).await,
             Address::Tcp { host, port, .. } => {
-                let tcp = self.tcp(host, *port).await?;
+                let tcp = self.tcp(host, *port, limit).await?;
                 match &self.tls {
                     None => self.handshake(tcp).await,
                     Some((config, name)) => {
@@ -258,8 +258,9 @@ impl Server {
         })
     }
 
-    /// Tries each address that a name stands for.
-    async fn tcp(&self, host: &str, port: u16) -> Result<TcpStream, Error> {
+    /// Tries each address that a name stands for; one that does not answer leaves time for the
+    /// others.
+    async fn tcp(&self, host: &str, port: u16, limit: Duration) -> Result<TcpStream, Error> {
         let failed =
             |what, error: std::io::Error| self.lost(Kind::Unavailable, what, Some(error.into()));
         let addresses: Vec<SocketAddr> = match host.parse::<IpAddr>() {
@@ -269,16 +270,18 @@ impl Server {
                 .map_err(|error| failed("the name cannot be resolved", error))?
                 .collect(),
         };
+        let share = limit / u32::try_from(addresses.len()).unwrap_or(1).max(1);
         let mut last = self.lost(Kind::Unavailable, "the name stands for no address", None);
         for address in addresses {
-            match TcpStream::connect(address).await {
-                Ok(stream) => {
+            match timeout(share, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => {
                     // Without them it is slower to notice what is wrong, and no worse.
                     let _ = stream.set_nodelay(true);
                     let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, UNACKNOWLEDGED);
                     return Ok(stream);
                 }
-                Err(error) => last = failed("no connection", error),
+                Ok(Err(error)) => last = failed("no connection", error),
+                Err(_) => last = self.lost(Kind::Unavailable, "no connection in time", None),
             }
         }
         Err(last)
@@ -302,9 +305,9 @@ impl Server {
     fn broken(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
         let error = error.into();
         match trouble(&*error) {
-            Some(rustls::Error::AlertReceived(_)) => self
-                .lost(Kind::Denied, "the server ended TLS", Some(error))
-                .with_hint("see whether it accepts our certificate"),
+            Some(rustls::Error::AlertReceived(alert)) if is_about_us(*alert) => self
+                .lost(Kind::Denied, "the server refuses our certificate", Some(error))
+                .with_hint("see whether it is signed by a CA of the server, and not expired"),
             Some(rustls::Error::InvalidCertificate(_)) => self
                 .lost(Kind::Config, "the server's certificate is not trusted", Some(error))
                 .with_hint("check settings.tls.caFile and settings.tls.serverName"),
@@ -325,6 +328,21 @@ impl Server {
             None => error,
         }
     }
+}
+
+/// Whether an alert speaks of the certificate that we have shown, or have not.
+fn is_about_us(alert: AlertDescription) -> bool {
+    matches!(
+        alert,
+        AlertDescription::AccessDenied
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateRequired
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA
+            | AlertDescription::UnsupportedCertificate
+    )
 }
 
 /// The error of TLS somewhere below an error of HTTP or of the stream.

@@ -8,16 +8,17 @@
 //! cannot be renewed, or not for long any more, and where Vault no longer knows it, the session
 //! logs in again; callers who need a new token at the same time share one login.
 
+mod renewal;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode};
 use serde::Deserialize;
-use sidekey_core::{Error, Files, Kind, Secret, jitter, sha256};
+use sidekey_core::{Error, Files, Kind, Secret, sha256};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
-use zeroize::Zeroizing;
 
 use crate::answer;
 use crate::auth::Auth;
@@ -25,6 +26,7 @@ use crate::client::{Client, Limits, Trust};
 use crate::config::Config;
 use crate::server::{Answer, Request};
 use crate::tls;
+use crate::token::{Token, header};
 
 /// For what nobody waits for.
 const BACKGROUND: Duration = Duration::from_secs(10);
@@ -33,10 +35,6 @@ const BACKGROUND: Duration = Duration::from_secs(10);
 const YOUNG: Duration = Duration::from_secs(30);
 /// Calls that use a token which is given back have this long to end.
 const GRACE: Duration = Duration::from_secs(10);
-/// The longest wait after a renewal that failed.
-const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// The shortest, whatever the life of a token.
-const MIN_BACKOFF: Duration = Duration::from_secs(1);
 
 /// Sessions in use, by the hash of what they are made of.
 static SESSIONS: Mutex<Vec<([u8; 32], Weak<Session>)>> = Mutex::new(Vec::new());
@@ -50,23 +48,6 @@ pub(crate) struct Session {
     /// Held by who logs in.
     login: tokio::sync::Mutex<()>,
     renewal: Mutex<Option<AbortHandle>>,
-}
-
-/// What a login gave.
-#[derive(Debug)]
-pub(crate) struct Token {
-    header: HeaderValue,
-    /// The state of the cluster that knows it, where it says so.
-    index: Option<HeaderValue>,
-    renewable: bool,
-    given: Instant,
-    /// None: it does not expire.
-    life: Option<Duration>,
-    /// The life that it had at first.
-    whole: Option<Duration>,
-    expires: Option<SystemTime>,
-    /// When to renew it: spread, so that a fleet does not come in step.
-    due: Option<Instant>,
 }
 
 #[derive(Deserialize)]
@@ -293,88 +274,6 @@ impl Session {
         Request { method, path, body, namespace, token: None, index: None }
     }
 
-    /// Has the token renewed in time, for as long as the session is in use.
-    fn keep_alive(self: &Arc<Self>, token: &Token) {
-        let Some(due) = token.due else { return };
-        let task = tokio::spawn(keep_alive(Arc::downgrade(self), due));
-        if let Some(old) = held(&self.renewal).replace(task.abort_handle()) {
-            old.abort();
-        }
-    }
-
-    /// Renews the token, or logs in again where that is better; says when to come back.
-    async fn renew(self: &Arc<Self>) -> Option<Instant> {
-        let deadline = Instant::now() + BACKGROUND;
-        let result = self.try_renew(deadline).await;
-        let token = held(&self.token).clone()?;
-        match result {
-            Ok(()) => token.due,
-            Err(error) => {
-                let left = token.left().unwrap_or_default();
-                tracing::warn!(method = self.auth.name(), kind = %error.kind(), error = %error.report(),
-                    ?left, "the token cannot be renewed");
-                let pause = (left / 4).clamp(MIN_BACKOFF, MAX_BACKOFF);
-                Some(Instant::now() + jitter(pause))
-            }
-        }
-    }
-
-    async fn try_renew(self: &Arc<Self>, deadline: Instant) -> Result<(), Error> {
-        let _one = self.lock(deadline).await?;
-        let Some(token) = held(&self.token).clone() else { return Ok(()) };
-        if token.due.is_none_or(|due| due > Instant::now()) {
-            return Ok(());
-        }
-        let renewed = match token.renewable && !token.is_over() {
-            true => self.renew_token(&token, deadline).await,
-            false => Ok(None),
-        };
-        let by_login = !matches!(self.auth, Auth::Token(_) | Auth::Agent);
-        match renewed {
-            Ok(Some(renewed)) if !renewed.is_nearly_over() || !by_login => {
-                tracing::debug!(life = ?renewed.life, "token renewed");
-                *held(&self.token) = Some(Arc::new(renewed));
-                Ok(())
-            }
-            Err(error) if error.kind().is_transient() || !by_login => Err(error),
-            _ if by_login => self.log_in_again(&token, deadline).await,
-            _ => Err(Error::new(Kind::Denied, "the token is not renewable").with_hint(
-                "write a new one into its file before it expires, or use a periodic one",
-            )),
-        }
-    }
-
-    /// Replaces a token that lives, and gives it back.
-    async fn log_in_again(&self, old: &Arc<Token>, deadline: Instant) -> Result<(), Error> {
-        let token = self.login(deadline).await?;
-        tracing::info!(method = self.auth.name(), life = ?token.life, "logged in to Vault again");
-        *held(&self.token) = Some(Arc::new(token));
-        self.revoke(old);
-        Ok(())
-    }
-
-    async fn renew_token(&self, token: &Token, deadline: Instant) -> Result<Option<Token>, Error> {
-        let of = "renewal of the token";
-        let body = Bytes::from_static(b"{}");
-        let mut request = self.envelope(Method::POST, "auth/token/renew-self", body);
-        token.sign(&mut request);
-        let answer = self.client.ask(&request, deadline).await?;
-        if !answer.status.is_success() {
-            return Err(match answer.status.as_u16() {
-                400 | 403 => answer::error(Kind::Denied, &answer, of),
-                _ => answer::refused(&answer, of),
-            });
-        }
-        let granted: Login<'_> = answer::read(&answer, of)?;
-        Ok(granted.auth.map(|granted| {
-            let mut renewed = Token::new(token.header.clone(), granted.lease_duration);
-            renewed.renewable = granted.renewable;
-            renewed.whole = token.whole;
-            renewed.index = answer.index.clone().or_else(|| token.index.clone());
-            renewed
-        }))
-    }
-
     /// Gives a token of ours back that is no longer needed. Calls that still use it have a moment
     /// to end; if it cannot be given back it expires by itself.
     fn revoke(&self, token: &Arc<Token>) {
@@ -403,64 +302,6 @@ impl Drop for Session {
             self.revoke(&token);
         }
     }
-}
-
-async fn keep_alive(session: Weak<Session>, mut due: Instant) {
-    loop {
-        tokio::time::sleep_until(due).await;
-        let Some(session) = session.upgrade() else { return };
-        match session.renew().await {
-            Some(next) => due = next,
-            None => return,
-        }
-    }
-}
-
-impl Token {
-    fn new(header: HeaderValue, seconds: u64) -> Self {
-        // Nothing that counts lives longer than a century.
-        let life = (seconds > 0).then(|| Duration::from_secs(seconds.min(100 * 365 * 86_400)));
-        Self {
-            header,
-            index: None,
-            renewable: false,
-            given: Instant::now(),
-            life,
-            whole: life,
-            expires: life.map(|life| SystemTime::now() + life),
-            due: life.map(|life| Instant::now() + jitter(life * 2 / 3)),
-        }
-    }
-
-    fn sign(&self, request: &mut Request) {
-        request.token = Some(self.header.clone());
-        request.index = self.index.clone();
-    }
-
-    fn left(&self) -> Option<Duration> {
-        self.life.map(|life| life.saturating_sub(self.given.elapsed()))
-    }
-
-    fn is_over(&self) -> bool {
-        self.left().is_some_and(|left| left.is_zero())
-    }
-
-    /// Renewed, but cut short: its longest life comes to an end.
-    fn is_nearly_over(&self) -> bool {
-        match (self.life, self.whole) {
-            (Some(life), Some(whole)) => life < whole / 2,
-            _ => false,
-        }
-    }
-}
-
-/// A token as it is sent: wiped when the last copy is gone, and never shown.
-pub(crate) fn header(token: &str) -> Result<HeaderValue, Error> {
-    let bytes = Bytes::from_owner(Zeroizing::new(token.as_bytes().to_vec()));
-    let mut header = HeaderValue::from_maybe_shared(bytes)
-        .map_err(|_| Error::new(Kind::Config, "the token holds characters that no token has"))?;
-    header.set_sensitive(true);
-    Ok(header)
 }
 
 /// A namespace as it is sent; none for the root.

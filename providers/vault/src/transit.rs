@@ -99,6 +99,10 @@ impl Transit {
                 404 => answer::error(Kind::KeyState, answer, &of).with_hint(
                     "the key, its mount or its namespace does not exist: it is never made by this provider",
                 ),
+                403 => answer::refused(answer, &of).with_hint(format!(
+                    "the policy must allow read on {}",
+                    self.path("keys")
+                )),
                 _ => answer::refused(answer, &of),
             });
         }
@@ -167,9 +171,22 @@ impl Transit {
         Ok((first, text(1).is_some()))
     }
 
-    fn request(&self, method: Method, call: &str, body: Bytes) -> Request {
+    /// What a refusal of a call means, when the key itself is in order.
+    pub(crate) fn denied(&self, answer: &Answer, call: &str) -> Error {
+        let error = answer::refused(answer, &format!("{call} with {}", self.kek.shown()));
+        match answer.status.as_u16() {
+            403 => error.with_hint(format!("the policy must allow update on {}", self.path(call))),
+            _ => error,
+        }
+    }
+
+    fn path(&self, call: &str) -> String {
         let Kek { mount, key, .. } = &self.kek;
-        let (path, namespace) = (format!("{mount}/{call}/{key}"), self.namespace.clone());
+        format!("{mount}/{call}/{key}")
+    }
+
+    fn request(&self, method: Method, call: &str, body: Bytes) -> Request {
+        let (path, namespace) = (self.path(call), self.namespace.clone());
         Request { method, path, body, namespace, token: None, index: None }
     }
 }

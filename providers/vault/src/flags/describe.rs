@@ -1,9 +1,10 @@
 //! From flags to the configuration that they mean.
 
 use serde_json::{Value, json};
-use sidekey_core::{Error, Kind, Secret};
+use sidekey_core::{Error, Kind};
 
 use super::Flags;
+use super::credentials::credentials;
 use crate::given::Given;
 
 /// Where the replaced plugins listen if they are not told where.
@@ -25,23 +26,6 @@ impl Flags {
             &self.auth_mount,
         ];
         self.socket.is_none() && its_own.iter().any(|flag| flag.is_some())
-    }
-
-    fn method(&self) -> Result<&str, Error> {
-        if let Some(method) = self.auth_method.as_deref() {
-            return Ok(method);
-        }
-        let by = [
-            (&self.approle_role_id, "approle"),
-            (&self.jwt_role, "jwt"),
-            (&self.cert_file, "cert"),
-            (&self.cert_pem, "cert"),
-            (&self.userpass_username, "userpass"),
-            (&self.token, "token"),
-            (&self.token_path, "token"),
-        ];
-        let found = by.iter().find(|(flag, _)| flag.is_some()).map(|(_, method)| *method);
-        found.ok_or_else(|| usage("-auth-method is missing, or the flags of one"))
     }
 }
 
@@ -141,74 +125,14 @@ fn kek(flags: &Flags) -> Value {
     kek
 }
 
-fn credentials(flags: &Flags, given: &mut Given) -> Result<Value, Error> {
-    let mount = |own: &Option<String>| own.clone().or_else(|| flags.auth_mount.clone());
-    let mut way = json!({});
-    let name = match flags.method()?.to_ascii_lowercase().as_str() {
-        "approle" => {
-            put(&mut way, "mount", mount(&flags.approle_mount).as_deref());
-            put(&mut way, "roleId", flags.approle_role_id.as_deref());
-            put(&mut way, "secretIdFile", path(flags.approle_secret_id_path.as_ref())?.as_deref());
-            let wrapped = path(flags.approle_wrapped_secret_id_path.as_ref())?;
-            put(&mut way, "wrappedSecretIdFile", wrapped.as_deref());
-            given.secret_id = secret(&flags.approle_secret_id, &mut way);
-            "appRole"
-        }
-        method @ ("jwt" | "kubernetes" | "k8s") => {
-            put(&mut way, "mount", mount(&flags.jwt_mount).as_deref());
-            put(&mut way, "role", flags.jwt_role.as_deref());
-            let default = String::from("/var/run/secrets/kubernetes.io/serviceaccount/token");
-            let file = path(Some(flags.jwt_token_path.as_ref().unwrap_or(&default)))?;
-            put(&mut way, "tokenFile", file.as_deref());
-            if method == "jwt" { "jwt" } else { "kubernetes" }
-        }
-        "cert" => {
-            put(&mut way, "mount", mount(&flags.cert_mount).as_deref());
-            put(&mut way, "role", flags.cert_role.as_deref());
-            let file = path(flags.cert_file.as_ref().or(flags.cert_pem.as_ref()))?;
-            put(&mut way, "certFile", file.as_deref());
-            put(&mut way, "keyFile", path(flags.cert_key.as_ref())?.as_deref());
-            "cert"
-        }
-        "userpass" => {
-            put(&mut way, "mount", mount(&flags.userpass_mount).as_deref());
-            put(&mut way, "username", flags.userpass_username.as_deref());
-            put(&mut way, "passwordFile", path(flags.userpass_password_path.as_ref())?.as_deref());
-            given.password = secret(&flags.userpass_password, &mut way);
-            "userpass"
-        }
-        "token" => {
-            put(&mut way, "file", path(flags.token_path.as_ref())?.as_deref());
-            if flags.token_path.is_none() {
-                given.token = secret(&flags.token, &mut way);
-            }
-            "token"
-        }
-        other => {
-            let text = format!(
-                "-auth-method {other:?} is not one of approle, jwt, kubernetes, cert, userpass, token"
-            );
-            return Err(usage(&text));
-        }
-    };
-    Ok(json!({name: way}))
-}
-
-/// Takes a secret out of the flags, and leaves word that there was one.
-fn secret(flag: &Option<String>, way: &mut Value) -> Option<Secret> {
-    let secret = flag.as_deref()?.trim();
-    way["given"] = true.into();
-    Some(Secret::new(secret.as_bytes().to_vec()))
-}
-
-fn put(object: &mut Value, name: &str, value: Option<&str>) {
+pub(super) fn put(object: &mut Value, name: &str, value: Option<&str>) {
     if let Some(value) = value {
         object[name] = value.into();
     }
 }
 
 /// Go programs take paths relative to where they were started.
-fn path(path: Option<&String>) -> Result<Option<String>, Error> {
+pub(super) fn path(path: Option<&String>) -> Result<Option<String>, Error> {
     let Some(path) = path else { return Ok(None) };
     let full = std::path::absolute(path)
         .map_err(|error| usage(&format!("{path:?} is no path")).with_source(error))?;
@@ -225,6 +149,6 @@ fn is_true(flag: Option<&str>) -> bool {
     flag.is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "t" | "true"))
 }
 
-fn usage(text: &str) -> Error {
+pub(super) fn usage(text: &str) -> Error {
     Error::new(Kind::Invalid, text)
 }

@@ -56,7 +56,7 @@ impl Flags {
     }
 
     /// Every flag with its name.
-    fn slots(&mut self) -> [(&'static str, &mut Option<String>); 45] {
+    fn slots(&mut self) -> [(&'static str, &mut Option<String>); 47] {
         [
             ("listen-address", &mut self.listen_address),
             ("socket", &mut self.socket),
@@ -81,6 +81,8 @@ impl Flags {
             ("jwt-mount", &mut self.jwt_mount),
             ("jwt-token-path", &mut self.jwt_token_path),
             ("jwt-token-source", &mut self.jwt_token_source),
+            ("vault-k8s-role", &mut self.vault_k8s_role),
+            ("vault-k8s-mount", &mut self.vault_k8s_mount),
             ("cert-file", &mut self.cert_file),
             ("cert-key", &mut self.cert_key),
             ("cert-pem", &mut self.cert_pem),

@@ -30,6 +30,7 @@ mod lastgood;
 mod link;
 mod metrics;
 mod page;
+mod pulse;
 mod run;
 mod service;
 mod state;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::Uri;
 use sidekey_core::client::{self, Connection};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use sidekey_core::{Error, Kind};
+use sidekey_core::{Error, Kind, QuietStream};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -45,6 +45,17 @@ impl Link {
 
     /// The open connection, or a new one.
     pub(crate) async fn client(&self, deadline: Instant) -> Result<Client, Error> {
+        if let Ok(open) = self.open.try_lock()
+            && let Some((client, connection)) = &*open
+            && !connection.is_closed()
+        {
+            return Ok(Client(client.clone()));
+        }
+        // Boxed, because every call would carry the room that a TLS handshake needs.
+        Box::pin(self.reconnect(deadline)).await
+    }
+
+    async fn reconnect(&self, deadline: Instant) -> Result<Client, Error> {
         let limit = deadline.min(Instant::now() + CONNECT_TIMEOUT);
         let connecting = async {
             let mut open = self.open.lock().await;
@@ -73,7 +84,7 @@ impl Link {
             |what: &str| Error::new(Kind::Unavailable, format!("cannot {what} {}", self.address));
         match &self.address {
             Address::Unix(endpoint) => {
-                let stream = endpoint.connect().await;
+                let stream = endpoint.connect().await.and_then(QuietStream::new);
                 let stream = stream.map_err(|error| failed("connect to").with_source(error))?;
                 client::open(stream, Uri::from_static("http://localhost"))
                     .await

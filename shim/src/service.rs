@@ -43,6 +43,7 @@ impl KeyManagementService for ShimService {
     ) -> Result<Response<EncryptResponse>, Status> {
         let began = Instant::now();
         let deadline = deadline(request.metadata(), began);
+        self.shared.pulse.keep();
         let request = request.into_inner();
         let result = match check_encrypt(&request) {
             Ok(()) => {
@@ -67,6 +68,7 @@ impl KeyManagementService for ShimService {
     ) -> Result<Response<DecryptResponse>, Status> {
         let began = Instant::now();
         let deadline = deadline(request.metadata(), began);
+        self.shared.pulse.keep();
         let request = request.into_inner();
         let uid = request.uid.clone();
         let result = self.unwrap(request, deadline).await;

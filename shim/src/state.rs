@@ -13,6 +13,7 @@ use crate::cache::{Cache, Request};
 use crate::config::{Mode, Role};
 use crate::key::Key;
 use crate::metrics::{KeyGauges, Metrics};
+use crate::pulse::Pulse;
 use crate::table::Table;
 use crate::tls::Identity;
 
@@ -24,6 +25,7 @@ pub(crate) struct Shared {
     pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
     pub(crate) flights: Flights<Request, Result<Bytes, Arc<Error>>>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) pulse: Pulse,
     registry: Registry,
     started: SystemTime,
 }
@@ -95,6 +97,7 @@ impl Shared {
             identities: Mutex::default(),
             flights: Flights::default(),
             metrics,
+            pulse: Pulse::default(),
             registry,
             started: SystemTime::now(),
         }

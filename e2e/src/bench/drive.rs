@@ -30,7 +30,7 @@ const BACKEND_CALLS: &str = "kms_backend_calls_total";
 
 /// Where two targets are measured, each gets its time in so many turns: whatever else the
 /// machine does in between falls on both.
-const TURNS: u32 = 4;
+const TURNS: u32 = 5;
 
 /// How much to do.
 #[derive(Clone, Debug)]

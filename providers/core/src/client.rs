@@ -20,8 +20,8 @@ use hyper::body::Frame;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::body::Body;
 
-use crate::Endpoint;
 use crate::proto::v2::key_management_service_client::KeyManagementServiceClient;
+use crate::{Endpoint, QuietStream};
 
 /// More than any plugin has to say beside its answer.
 const MAX_HEADERS: u32 = 16 * 1024;
@@ -81,6 +81,7 @@ pub async fn connect(
     let stream = endpoint
         .connect()
         .await
+        .and_then(QuietStream::new)
         .map_err(|source| ConnectError::Socket { endpoint: endpoint.clone(), source })?;
     over(stream, Uri::from_static("http://localhost"))
         .await

@@ -45,6 +45,7 @@ mod secret;
 mod service;
 mod socket;
 mod status;
+mod stream;
 mod supervisor;
 #[cfg(test)]
 mod testing;
@@ -83,6 +84,7 @@ pub use service::deadline;
 pub use sidekey_proto as proto;
 pub use socket::{Listener, Peer, SocketOptions};
 pub use status::time;
+pub use stream::QuietStream;
 
 /// The version of every Sidekey binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -25,6 +25,7 @@ use crate::proto::v2::key_management_service_server::{
     KeyManagementService, KeyManagementServiceServer,
 };
 use crate::socket::{Listener, RateLimit, SocketOptions};
+use crate::stream::QuietStream;
 use crate::{Endpoint, Error};
 
 /// A kube-apiserver has one connection per resources stanza.
@@ -169,7 +170,12 @@ pub async fn serve_kms<S: KeyManagementService>(
             }
             continue;
         }
-        connections.spawn(serve_kms_over(stream, service.clone(), stop.clone()));
+        match QuietStream::new(stream) {
+            Ok(stream) => {
+                connections.spawn(serve_kms_over(stream, service.clone(), stop.clone()));
+            }
+            Err(error) => tracing::warn!(%error, "cannot take a connection over"),
+        }
     }
     // First no new connections and no socket that leads nowhere, then the open requests.
     listener.close();

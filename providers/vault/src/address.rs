@@ -8,8 +8,7 @@ use std::path::PathBuf;
 use http::Uri;
 use http::uri::Authority;
 
-/// The port that Vault listens on, where http and https have ports of their own that are never
-/// meant.
+/// The ports that no address needs to name.
 const HTTPS_PORT: u16 = 443;
 const HTTP_PORT: u16 = 80;
 
@@ -57,10 +56,11 @@ impl Address {
         if authority.as_str().contains('@') {
             return None;
         }
-        let port = match (authority.port(), tls) {
-            (Some(port), _) => port.as_str().parse().ok()?,
-            (None, true) => HTTPS_PORT,
-            (None, false) => HTTP_PORT,
+        // What is no port is none to the parser of the URI.
+        let port = match (authority.as_str().strip_prefix(authority.host())?, tls) {
+            ("", true) => HTTPS_PORT,
+            ("", false) => HTTP_PORT,
+            (port, _) => port.strip_prefix(':')?.parse().ok().filter(|port| *port > 0)?,
         };
         Some(Self::Tcp { tls, host: host(authority)?, port })
     }

@@ -152,6 +152,11 @@ impl Auth {
         }
     }
 
+    /// Whether Vault locks it after a few refused logins.
+    pub(crate) fn can_be_locked(&self) -> bool {
+        matches!(self, Self::AppRole { .. } | Self::Userpass { .. })
+    }
+
     /// The path and the body of a login; none for those who do not log in. The secret-id is taken
     /// out of its wrapping if need be, with requests that `envelope` is the model of.
     pub(crate) async fn login(

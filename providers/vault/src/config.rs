@@ -278,3 +278,6 @@ fn split(path: &str) -> Option<(&str, &str)> {
 pub(crate) fn bare(path: &str) -> &str {
     path.trim_matches('/')
 }
+
+#[cfg(test)]
+mod tests;

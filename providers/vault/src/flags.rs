@@ -213,3 +213,6 @@ fn names_a_file(arguments: impl Iterator<Item = String>) -> bool {
         matches!(name, "--config" | "-config")
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,8 +33,13 @@ mod config;
 mod flags;
 mod given;
 mod lineage;
+mod lockout;
 mod server;
 mod session;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod tls;
 mod token;
 mod transit;

@@ -203,3 +203,145 @@ fn canonical(text: &str) -> Option<u64> {
 fn second(value: &serde_json::Value) -> Option<i64> {
     value.as_i64()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn kek(namespace: &str, mount: &str, key: &str) -> Kek {
+        Kek { namespace: namespace.into(), mount: mount.into(), key: key.into() }
+    }
+
+    fn lineage(kek: &Kek, made: &[(u32, i64)], min_decryption: u32) -> Lineage {
+        let keys: serde_json::Map<String, serde_json::Value> =
+            made.iter().map(|(version, made)| (version.to_string(), json!(made))).collect();
+        let latest = made.iter().map(|(version, _)| *version).max();
+        let raw = json!({"type": "aes256-gcm96", "latest_version": latest, "keys": keys,
+            "min_decryption_version": min_decryption});
+        Lineage::new(kek, serde_json::from_value(raw).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn every_part_of_the_identity_changes_the_key_id() {
+        let of = |kek: &Kek, made: &[(u32, i64)]| lineage(kek, made, 1).key_id().unwrap();
+        let all = [
+            of(&kek("", "transit", "kms"), &[(1, 5)]),
+            of(&kek("a", "transit", "kms"), &[(1, 5)]),
+            of(&kek("", "a/transit", "kms"), &[(1, 5)]),
+            of(&kek("", "transit", "kms2"), &[(1, 5)]),
+            of(&kek("", "transit", "kms"), &[(1, 6)]),
+            of(&kek("", "transit", "kms"), &[(1, 5), (2, 5)]),
+        ];
+        let different: std::collections::BTreeSet<_> = all.iter().map(KeyId::as_str).collect();
+        assert_eq!(different.len(), all.len());
+        assert_eq!(all[0].as_str(), "vault/8e38b0b3f54fba0cf8ca9d2b9cfc96b6/1", "for ever");
+    }
+
+    #[test]
+    fn trimming_and_archiving_old_versions_change_no_key_id() {
+        let kek = kek("", "transit", "kms");
+        let whole = lineage(&kek, &[(1, 5), (2, 6), (3, 7)], 1);
+        let trimmed = lineage(&kek, &[(3, 7)], 3);
+        assert_eq!(whole.key_id().unwrap(), trimmed.key_id().unwrap());
+        assert!(trimmed.continues(&whole) && whole.continues(&trimmed));
+        assert!(whole.is_own(&trimmed.key_id().unwrap(), 3));
+        let later = lineage(&kek, &[(4, 8)], 4);
+        assert!(later.continues(&trimmed), "rotated, and everything older shut off");
+    }
+
+    #[test]
+    fn a_key_made_anew_does_not_continue_the_old_one() {
+        let kek = kek("", "transit", "kms");
+        let old = lineage(&kek, &[(1, 5), (2, 6)], 1);
+        for anew in [&[(1, 9)][..], &[(1, 9), (2, 9)], &[(1, 9), (2, 9), (3, 9)], &[(1, 5), (2, 9)]]
+        {
+            assert!(!lineage(&kek, anew, 1).continues(&old), "{anew:?}");
+        }
+        let archived = lineage(&kek, &[(5, 9)], 5);
+        assert!(!lineage(&kek, &[(1, 20)], 1).continues(&archived));
+        assert!(lineage(&kek, &[(1, 5)], 1).continues(&old), "a replica that lags behind");
+    }
+
+    #[test]
+    fn keys_that_cannot_be_used_are_refused_with_a_reason() {
+        let kek = kek("", "transit", "kms");
+        let base = json!({"type": "aes256-gcm96", "latest_version": 1, "keys": {"1": 5}});
+        let refuse = |field: &str, value: serde_json::Value, part: &str| {
+            let mut raw = base.clone();
+            raw[field] = value;
+            let error = Lineage::new(&kek, serde_json::from_value(raw).unwrap()).unwrap_err();
+            assert_eq!(error.kind(), Kind::KeyState);
+            assert!(error.report().contains(part), "{}", error.report());
+        };
+        refuse("type", json!("rsa-4096"), "associated data");
+        refuse("derived", json!(true), "derived");
+        refuse("soft_deleted", json!(true), "deleted");
+        refuse("keys", json!({"1": {"creation_time": "2026"}}), "version 1");
+        refuse("latest_version", json!(2), "version 2");
+    }
+
+    #[test]
+    fn a_legacy_number_must_fit_the_version_of_its_ciphertext() {
+        let lineage =
+            lineage(&kek("", "transit", "kms"), &[(1, 1_700_000_000), (2, 1_800_000_000)], 1);
+        assert!(lineage.is_legacy(1, 1) && lineage.is_legacy(1_700_000_000, 1));
+        assert!(lineage.is_legacy(2, 2) && lineage.is_legacy(1_800_000_000, 2));
+        assert!(!lineage.is_legacy(2, 1) && !lineage.is_legacy(1_800_000_000, 1));
+    }
+
+    #[test]
+    fn key_ids_and_ciphertexts_are_read_in_one_form_only() {
+        let own = format!("vault/{}/12", "0123456789abcdef".repeat(2));
+        assert_eq!(Named::read(&KeyId::new(&own).unwrap()), Some(Named::Own(12)));
+        assert_eq!(Named::read(&KeyId::new("7").unwrap()), Some(Named::Legacy(7)));
+        for text in [
+            "0".to_owned(),
+            "07".to_owned(),
+            "+7".to_owned(),
+            "-7".to_owned(),
+            "99999999999999999999".to_owned(),
+            own.replace("/12", "/012"),
+            own.replace("/12", "/0"),
+            own.replace("/12", "/99999999999"),
+            own.replace("/12", "/"),
+            own.replace("abcdef", "ABCDEF"),
+            own.replacen('0', "", 1),
+            format!("{own}/1"),
+            format!("x{own}"),
+        ] {
+            assert_eq!(Named::read(&KeyId::new(&text).unwrap()), None, "{text}");
+        }
+        assert_eq!(version_of(b"vault:v3:AAA+/="), Some(3));
+        for text in
+            ["vault:v0:A", "vault:v3:", "vault:v3", "vault:3:A", "vault:v3:A:A", "vault:v3:A A"]
+        {
+            assert_eq!(version_of(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_from_etcd_panics(key_id in ".{1,60}", ciphertext in proptest::collection::vec(any::<u8>(), 0..60)) {
+            if let Ok(key_id) = KeyId::new(&key_id) {
+                let _ = Named::read(&key_id);
+            }
+            let _ = version_of(&ciphertext);
+        }
+
+        #[test]
+        fn what_is_announced_is_recognised(versions in proptest::collection::btree_map(1u32..500, any::<i64>(), 1..9)) {
+            let made: Vec<(u32, i64)> = versions.into_iter().collect();
+            let lineage = lineage(&kek("ns", "transit", "kms"), &made, 1);
+            let key_id = lineage.key_id().unwrap();
+            let latest = lineage.latest();
+            prop_assert_eq!(Named::read(&key_id), Some(Named::Own(latest)));
+            prop_assert!(lineage.is_own(&key_id, latest));
+            for (version, _) in made.iter().filter(|(version, _)| *version != latest) {
+                prop_assert!(!lineage.is_own(&key_id, *version));
+            }
+        }
+    }
+}

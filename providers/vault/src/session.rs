@@ -24,6 +24,7 @@ use crate::answer;
 use crate::auth::Auth;
 use crate::client::{Client, Limits, Trust};
 use crate::config::Config;
+use crate::lockout::Attempt;
 use crate::server::{Answer, Request};
 use crate::tls;
 use crate::token::{Token, header};
@@ -227,13 +228,18 @@ impl Session {
         let envelope = self.envelope(Method::POST, "", Bytes::new());
         let login = self.auth.login(&self.client, &envelope, deadline).await?;
         let (path, body) = login.ok_or_else(|| Error::new(Kind::Bug, "nothing to log in with"))?;
+        let attempt = Attempt::new(&path, &body)?;
         let answer = self.client.ask(&Request { path, body, ..envelope }, deadline).await?;
         match answer.status.as_u16() {
-            200 => {}
+            200 => attempt.was_accepted(),
             400..=404 => {
-                return Err(answer::error(Kind::Denied, &answer, &of).with_hint(
+                let error = answer::error(Kind::Denied, &answer, &of).with_hint(
                     "check the credentials, the mount of the auth method and its namespace",
-                ));
+                );
+                if self.auth.can_be_locked() {
+                    attempt.was_refused(&error);
+                }
+                return Err(error);
             }
             _ => return Err(answer::refused(&answer, &of)),
         }

@@ -1,0 +1,185 @@
+//! Logins: shared, renewed, replaced.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+use sidekey_core::{Kind, Provider};
+use tokio::time::Instant;
+
+use super::{Secret, refusal};
+use crate::testing::{MADE, Reply, Simulated, call, config, connect, document, sound};
+
+#[tokio::test]
+async fn keys_with_the_same_credentials_share_one_login() {
+    let server = Simulated::start(|seen| sound(seen, "t", &[MADE])).await;
+    let secret = Secret::new();
+    let one = secret.config(&[server.url()]);
+    let mut other = document(&[server.url()], &secret.path());
+    other["kek"]["key"] = "other".into();
+    let other = config(&other);
+    let (one, other) = tokio::join!(connect(&one), connect(&other));
+    assert_eq!(server.seen("/login").len(), 1);
+    drop((one.unwrap(), other.unwrap()));
+    secret.write("s.another\n");
+    connect(&secret.config(&[server.url()])).await.unwrap();
+    let logins = server.seen("/login");
+    assert_eq!(logins.len(), 2, "other credentials are another session");
+    assert_eq!(logins[1].body, json!({"role_id": "role", "secret_id": "s.another"}));
+}
+
+#[tokio::test]
+async fn a_token_that_vault_forgot_is_replaced_once_for_all_who_wait() {
+    let good = Arc::new(AtomicUsize::new(1));
+    let (known, granted) = (good.clone(), AtomicUsize::new(0));
+    let server = Simulated::start(move |seen| {
+        if seen.is("/login") {
+            let number = granted.fetch_add(1, Ordering::Relaxed) + 1;
+            return sound(seen, &format!("t{number}"), &[MADE]);
+        }
+        let token = format!("t{}", known.load(Ordering::Relaxed));
+        match seen.header("x-vault-token") == Some(&token) {
+            true => sound(seen, "", &[MADE]),
+            false => Reply::error(403, "permission denied"),
+        }
+    })
+    .await;
+    let secret = Secret::new();
+    let vault = connect(&secret.config(&[server.url()])).await.unwrap();
+    let key_id = vault.key_id().await.unwrap();
+    good.store(2, Ordering::Relaxed);
+    let mut set = tokio::task::JoinSet::new();
+    let vault = Arc::new(vault);
+    for _ in 0..8 {
+        let (vault, key_id) = (vault.clone(), key_id.clone());
+        set.spawn(async move { vault.encrypt(&key_id, b"plain", &call()).await });
+    }
+    while let Some(done) = set.join_next().await {
+        done.unwrap().unwrap();
+    }
+    assert_eq!(server.seen("/login").len(), 2, "eight callers share one login");
+}
+
+#[tokio::test]
+async fn what_a_fresh_token_may_not_do_is_denied_without_login_after_login() {
+    let server = Simulated::start(|seen| match seen.is("/encrypt/") {
+        true => Reply::error(403, "permission denied"),
+        false => sound(seen, "t", &[MADE]),
+    })
+    .await;
+    let secret = Secret::new();
+    let error = refusal(connect(&secret.config(&[server.url()])).await);
+    assert_eq!(error.kind(), Kind::Denied);
+    assert!(error.report().contains("update on transit/encrypt/kms"), "{}", error.report());
+    assert_eq!(server.seen("/login").len(), 1);
+}
+
+#[tokio::test]
+async fn refused_credentials_are_not_sent_again_at_once() {
+    let server = Simulated::start(|seen| match seen.is("/login") {
+        true => Reply::error(400, "invalid role or secret ID"),
+        false => sound(seen, "t", &[MADE]),
+    })
+    .await;
+    let secret = Secret::new();
+    secret.write("s.refused-credentials");
+    for _ in 0..5 {
+        let error = refusal(connect(&secret.config(&[server.url()])).await);
+        assert_eq!(error.kind(), Kind::Denied);
+        assert!(error.report().contains("invalid role or secret ID"), "{}", error.report());
+        assert!(!error.report().contains("s.refused"), "{}", error.report());
+    }
+    assert_eq!(server.seen("/login").len(), 1);
+}
+
+/// Waits for something that a background task does.
+async fn until(what: &str, done: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < end, "waited too long for {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A server whose tokens live for a second, and after a renewal for as long as `renewed` says.
+async fn short_lived(renewed: Arc<AtomicU64>) -> Simulated {
+    Simulated::start(move |seen| {
+        let life = match (seen.is("/login"), seen.is("/renew-self")) {
+            (true, _) => 1,
+            (_, true) => renewed.load(Ordering::Relaxed),
+            _ => return sound(seen, "t", &[MADE]),
+        };
+        if life == 0 {
+            return Reply::error(403, "permission denied");
+        }
+        let auth = json!({"client_token": "t", "lease_duration": life, "renewable": true});
+        Reply::new(200, &json!({"auth": auth}))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_token_is_renewed_before_it_expires() {
+    let server = short_lived(Arc::new(AtomicU64::new(3600))).await;
+    let secret = Secret::new();
+    let vault = connect(&secret.config(&[server.url()])).await.unwrap();
+    let before = vault.expiry().unwrap();
+    until("a renewal", || vault.expiry().unwrap() > before + Duration::from_secs(3000)).await;
+    assert_eq!(server.seen("/login").len(), 1);
+    assert_eq!(server.seen("/renew-self").len(), 1);
+}
+
+#[tokio::test]
+async fn a_token_that_cannot_be_renewed_is_replaced_before_it_expires() {
+    let server = short_lived(Arc::new(AtomicU64::new(0))).await;
+    let secret = Secret::new();
+    let _vault = connect(&secret.config(&[server.url()])).await.unwrap();
+    until("a second login", || server.seen("/login").len() > 1).await;
+}
+
+#[tokio::test]
+async fn a_client_that_is_gone_renews_nothing() {
+    let server = short_lived(Arc::new(AtomicU64::new(1))).await;
+    let secret = Secret::new();
+    let vault = connect(&secret.config(&[server.url()])).await.unwrap();
+    until("a renewal", || !server.seen("/renew-self").is_empty()).await;
+    drop(vault);
+    let count = server.seen("/renew-self").len();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(server.seen("/renew-self").len(), count);
+}
+
+#[tokio::test]
+async fn replicas_are_told_what_they_must_know() {
+    let server = Simulated::start(|seen| match seen.is("/login") {
+        true => sound(seen, "t", &[MADE]).with("x-vault-index", "djE6abc"),
+        false => sound(seen, "t", &[MADE]),
+    })
+    .await;
+    let secret = Secret::new();
+    connect(&secret.config(&[server.url()])).await.unwrap();
+    let asked = &server.seen("/encrypt/")[0];
+    assert_eq!(asked.header("x-vault-index"), Some("djE6abc"));
+    assert_eq!(asked.header("x-vault-inconsistent"), Some("forward-active-node"));
+    assert_eq!(asked.header("x-vault-request"), Some("true"));
+}
+
+#[tokio::test]
+async fn namespaces_of_key_and_login_are_kept_apart() {
+    let server = Simulated::start(|seen| sound(seen, "t", &[MADE])).await;
+    let secret = Secret::new();
+    let mut written = document(&[server.url()], &secret.path());
+    written["kek"]["namespace"] = "/team/a/".into();
+    connect(&config(&written)).await.unwrap();
+    written["settings"]["authNamespace"] = "logins".into();
+    connect(&config(&written)).await.unwrap();
+    written["settings"]["authNamespace"] = "".into();
+    connect(&config(&written)).await.unwrap();
+    let of = |part: &str| -> Vec<Option<String>> {
+        let seen = server.seen(part).into_iter();
+        seen.map(|seen| seen.header("x-vault-namespace").map(str::to_owned)).collect()
+    };
+    assert_eq!(of("/login"), [Some("team/a".into()), Some("logins".into()), None]);
+    assert!(of("/encrypt/").iter().all(|found| found.as_deref() == Some("team/a")));
+}

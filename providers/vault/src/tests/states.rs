@@ -1,0 +1,199 @@
+//! What becomes of the key while it is in use.
+
+use std::sync::{Arc, Mutex};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use serde_json::json;
+use sidekey_core::{Files, KeyId, Kind, Provider, Sealed};
+
+use super::Secret;
+use crate::Vault;
+use crate::testing::{MADE, Reply, Simulated, call, config, connect, document, sound};
+
+/// A server whose key is what the list says: a second for each version.
+struct Stage {
+    server: Simulated,
+    made: Arc<Mutex<Vec<i64>>>,
+    secret: Secret,
+}
+
+impl Stage {
+    async fn new() -> Self {
+        let made = Arc::new(Mutex::new(vec![MADE]));
+        let list = made.clone();
+        let server = Simulated::start(move |seen| match list.lock().unwrap().as_slice() {
+            [] if seen.is("/keys/") => Reply::error(404, ""),
+            [] if !seen.is("/login") => Reply::error(400, "encryption key not found"),
+            made => sound(seen, "t", made),
+        })
+        .await;
+        Self { server, made, secret: Secret::new() }
+    }
+
+    async fn connect(&self) -> Vault {
+        connect(&self.secret.config(&[self.server.url()])).await.unwrap()
+    }
+
+    fn set(&self, made: &[i64]) {
+        *self.made.lock().unwrap() = made.to_vec();
+    }
+}
+
+#[tokio::test]
+async fn one_call_for_each_request_bound_to_version_and_key_id() {
+    let stage = Stage::new().await;
+    let vault = stage.connect().await;
+    let key_id = vault.key_id().await.unwrap();
+    let before = stage.server.seen("").len();
+    let sealed = vault.encrypt(&key_id, b"plain", &call()).await.unwrap();
+    assert_eq!(stage.server.seen("").len(), before + 1);
+    let asked = stage.server.seen("/encrypt/").pop().unwrap();
+    let aad = STANDARD.encode(format!("sidekey-vault/1/{key_id}"));
+    assert_eq!(asked.line, "POST /v1/transit/encrypt/kms HTTP/1.1");
+    assert_eq!(asked.body["key_version"], 1);
+    assert_eq!(asked.body["associated_data"], aad.as_str());
+    assert_eq!(asked.body["type"], "ecdsa-p256", "so that no key can be made");
+    assert_eq!(vault.verify(&sealed, &call()).await.unwrap().0.expose(), b"plain");
+    assert_eq!(stage.server.seen("").len(), before + 2);
+    assert_eq!(vault.decrypt(&sealed, &call()).await.unwrap().expose(), b"plain");
+    assert_eq!(stage.server.seen("").len(), before + 3);
+    let asked = stage.server.seen("/decrypt/").pop().unwrap();
+    assert_eq!(asked.body["associated_data"], aad.as_str());
+}
+
+#[tokio::test]
+async fn rotation_moves_the_key_id_and_old_data_is_still_read() {
+    let stage = Stage::new().await;
+    let vault = stage.connect().await;
+    let first = vault.key_id().await.unwrap();
+    let sealed = vault.encrypt(&first, b"old", &call()).await.unwrap();
+    stage.set(&[MADE, MADE + 9]);
+    let second = vault.key_id().await.unwrap();
+    assert_ne!(first, second);
+    let new = vault.encrypt(&second, b"new", &call()).await.unwrap();
+    assert!(new.ciphertext.starts_with(b"vault:v2:"));
+    assert_eq!(vault.decrypt(&sealed, &call()).await.unwrap().expose(), b"old");
+}
+
+#[tokio::test]
+async fn a_version_that_another_replica_saw_first_is_found() {
+    let stage = Stage::new().await;
+    let (early, late) = (stage.connect().await, stage.connect().await);
+    late.key_id().await.unwrap();
+    stage.set(&[MADE, MADE + 9]);
+    let second = early.key_id().await.unwrap();
+    let sealed = early.encrypt(&second, b"new", &call()).await.unwrap();
+    assert_eq!(late.decrypt(&sealed, &call()).await.unwrap().expose(), b"new");
+}
+
+#[tokio::test]
+async fn a_key_made_anew_is_another_one() {
+    let stage = Stage::new().await;
+    let vault = stage.connect().await;
+    let key_id = vault.key_id().await.unwrap();
+    stage.set(&[MADE + 100]);
+    let sealed = vault.encrypt(&key_id, b"plain", &call()).await.unwrap();
+    let error = vault.verify(&sealed, &call()).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::KeyState, "what the new key wrapped is never handed out");
+    let error = vault.key_id().await.unwrap_err();
+    assert_eq!(error.kind(), Kind::KeyState);
+    assert!(error.report().contains("made anew"), "{}", error.report());
+    stage.set(&[MADE]);
+    assert_eq!(vault.key_id().await.unwrap(), key_id, "the old one is welcome again");
+    let fresh = Stage::new().await;
+    fresh.set(&[MADE + 100]);
+    assert_ne!(fresh.connect().await.key_id().await.unwrap(), key_id);
+}
+
+#[tokio::test]
+async fn a_standby_client_must_find_the_same_key() {
+    let stage = Stage::new().await;
+    let vault = stage.connect().await;
+    stage.set(&[MADE + 100]);
+    let config = stage.secret.config(&[stage.server.url()]);
+    let files = Files::read([stage.secret.path().as_path()]).unwrap();
+    let error = super::refusal(Vault::connect(&config, &files, Some(&vault)).await);
+    assert_eq!(error.kind(), Kind::KeyState);
+}
+
+#[tokio::test]
+async fn a_missing_key_is_a_state_of_the_key() {
+    let stage = Stage::new().await;
+    let vault = stage.connect().await;
+    let key_id = vault.key_id().await.unwrap();
+    let sealed = vault.encrypt(&key_id, b"plain", &call()).await.unwrap();
+    stage.set(&[]);
+    let errors = [
+        vault.key_id().await.unwrap_err(),
+        vault.encrypt(&key_id, b"plain", &call()).await.unwrap_err(),
+        vault.decrypt(&sealed, &call()).await.unwrap_err(),
+        vault.verify(&sealed, &call()).await.unwrap_err(),
+    ];
+    assert!(errors.iter().all(|error| error.kind() == Kind::KeyState), "{errors:?}");
+}
+
+#[tokio::test]
+async fn a_replica_that_lags_behind_does_not_move_the_key_id_back() {
+    let stage = Stage::new().await;
+    stage.set(&[MADE, MADE + 9]);
+    let vault = stage.connect().await;
+    let second = vault.key_id().await.unwrap();
+    stage.set(&[MADE]);
+    assert_eq!(vault.key_id().await.unwrap(), second);
+}
+
+#[tokio::test]
+async fn altered_data_is_corrupt_and_foreign_data_is_not_sent() {
+    let stage = Stage::new().await;
+    let vault = stage.connect().await;
+    let key_id = vault.key_id().await.unwrap();
+    let sealed = vault.encrypt(&key_id, b"plain", &call()).await.unwrap();
+    let sent = stage.server.seen("/decrypt/").len();
+    let with = |key_id: &str, ciphertext: &str| Sealed {
+        key_id: KeyId::new(key_id).unwrap(),
+        ciphertext: Bytes::from(ciphertext.to_owned()),
+        annotations: Default::default(),
+    };
+    for (sealed, kind) in [
+        (with("local/1", "vault:v1:AAAA"), Kind::KeyState),
+        (with(&format!("vault/{}/1", "0".repeat(32)), "vault:v1:AAAA"), Kind::KeyState),
+        (with(key_id.as_str(), "vault:v2:AAAA"), Kind::Corrupt),
+        (with(key_id.as_str(), "vault:v1:"), Kind::Corrupt),
+        (with(key_id.as_str(), "vault:v01:AAAA"), Kind::Corrupt),
+        (with(key_id.as_str(), "vault:v1:\"}"), Kind::Corrupt),
+        (with(key_id.as_str(), "junk"), Kind::Corrupt),
+        (with("2", "vault:v1:AAAA"), Kind::KeyState),
+        (with("01", "vault:v1:AAAA"), Kind::KeyState),
+        (with("9", "vault:v9:AAAA"), Kind::KeyState),
+    ] {
+        let error = vault.decrypt(&sealed, &call()).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{sealed:?}: {}", error.report());
+    }
+    assert_eq!(stage.server.seen("/decrypt/").len(), sent, "none of it was sent");
+    let altered = with(key_id.as_str(), "vault:v1:9/AAAA");
+    let error = vault.decrypt(&altered, &call()).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Corrupt);
+    assert_eq!(vault.decrypt(&sealed, &call()).await.unwrap().expose(), b"plain");
+}
+
+#[tokio::test]
+async fn data_of_vault_kubernetes_kms_is_read_without_associated_data() {
+    let stage = Stage::new().await;
+    let vault = stage.connect().await;
+    let ciphertext = Bytes::from(format!("vault:v1:{MADE}/{}", STANDARD.encode("dek")));
+    for key_id in ["1".to_owned(), MADE.to_string()] {
+        let key_id = KeyId::new(&key_id).unwrap();
+        let sealed =
+            Sealed { key_id, ciphertext: ciphertext.clone(), annotations: Default::default() };
+        assert_eq!(vault.decrypt(&sealed, &call()).await.unwrap().expose(), b"dek");
+        let asked = stage.server.seen("/decrypt/").pop().unwrap();
+        assert_eq!(asked.body, json!({"ciphertext": String::from_utf8_lossy(&ciphertext)}));
+        let mut strict = document(&[stage.server.url()], &stage.secret.path());
+        strict["settings"]["legacyData"] = false.into();
+        let strict = connect(&config(&strict)).await.unwrap();
+        let error = strict.decrypt(&sealed, &call()).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::KeyState);
+    }
+}

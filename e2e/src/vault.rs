@@ -17,6 +17,9 @@ use crate::wait::PATIENCE;
 /// The program's name.
 pub const PROGRAM: &str = "sidekey-vault";
 
+/// Its log's name.
+const LOG: &str = "plugin.log";
+
 /// One running `sidekey-vault`.
 #[derive(Debug)]
 pub struct VaultPlugin {
@@ -60,7 +63,7 @@ impl VaultPlugin {
         name: &str,
         arguments: &[OsString],
     ) -> Result<Self> {
-        let spec = Spec::new(format!("{PROGRAM} {name}"), program, dir.join("plugin.log"));
+        let spec = Spec::new(format!("{PROGRAM} {name}"), program, dir.join(LOG));
         let mut process = spec.args(arguments).start()?;
         let admin = wait_admin(&mut process).await?;
         Ok(Self { process, dir: dir.to_owned(), admin })
@@ -69,6 +72,11 @@ impl VaultPlugin {
     /// Replaces its configuration; does not wait.
     pub fn reconfigure(&self, document: &Value) -> Result<()> {
         write_config(&self.dir.join("config.yaml"), document)
+    }
+
+    /// Its log, of all its starts.
+    pub fn log_path(&self) -> PathBuf {
+        self.dir.join(LOG)
     }
 
     /// Its admin server, which moves when it restarts.

@@ -1,5 +1,7 @@
 //! A client of OpenBao's HTTP API as an operator uses it. Nothing is retried.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -7,6 +9,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use crate::http::{HttpClient, Response};
+use crate::wait::{PATIENCE, eventually};
 
 /// A client with one token, in one namespace.
 #[derive(Clone, Debug)]
@@ -183,6 +186,18 @@ impl TransitKey {
     pub async fn delete(&self) -> Result<()> {
         self.configure(&json!({"deletion_allowed": true})).await?;
         self.bao.delete(&self.path("keys")).await
+    }
+
+    /// Waits until the second in which its first version was made is over: the
+    /// server tells the age of a key in whole seconds.
+    pub async fn outlive_its_second(&self) -> Result<()> {
+        let made = self.describe().await?["keys"]["1"].as_u64().context("no version 1")?;
+        eventually("the key is a second old", PATIENCE, async || {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+            ensure!(now > made, "it is still the same second");
+            Ok(())
+        })
+        .await
     }
 
     /// Makes it again: the same name, another key.

@@ -1,0 +1,121 @@
+//! In the place of the plugins that it replaces: their flags, their variables, their data.
+
+use sidekey_core::proto::v2::EncryptResponse;
+use sidekey_e2e::http::HttpClient;
+use sidekey_e2e::openbao::NAMED;
+use sidekey_e2e::openbao::auth::AppRole;
+use sidekey_e2e::ports::Port;
+use tonic::Code;
+
+use crate::support::{PLAINTEXT, Stage, failed, shared};
+
+fn flag(name: &str, value: impl std::fmt::Display) -> String {
+    format!("-{name}={value}")
+}
+
+#[tokio::test]
+async fn openshifts_arguments_serve_as_they_stand() {
+    let stage = Stage::new("approle-openshift").await;
+    let server = shared().await;
+    let (root, options) = (server.root(), serde_json::json!({}));
+    root.enable_auth("approle", "approle").await.unwrap();
+    let made = AppRole::create(&root, "approle", "openshift", &[&stage.name], &options).await;
+    let role = made.unwrap();
+    stage.write("secret-id", &role.secret_id().await.unwrap());
+    let health = Port::free().unwrap();
+    let flags = [
+        flag("listen-address", stage.endpoint(1)),
+        flag("vault-address", server.named_address()),
+        flag("vault-key-path", stage.key.key_path()),
+        flag("approle-role-id", &role.role_id),
+        flag("approle-secret-id-path", stage.path("secret-id").display()),
+        flag("tls-ca-file", server.ca().display()),
+        flag("tls-sni", NAMED),
+        flag("vault-namespace", ""),
+        flag("vault-auth-namespace", ""),
+        flag("metrics-port", 0),
+        flag("health-port", health.number()),
+        "--admin=127.0.0.1:0".to_owned(),
+    ];
+    let served = stage.serve_flags(&flags).await;
+    served.round_trip().await;
+    let http = HttpClient::plain(health.address());
+    for path in ["/healthz", "/readyz"] {
+        http.get(path).await.unwrap().ok().unwrap();
+    }
+    // Without -tls-sni, -namespace and ports, over an agent's socket: nothing else is needed.
+    drop(served);
+    let flags = [
+        flag("listen-address", stage.endpoint(1)),
+        flag("vault-address", format!("unix://{}", server.socket().display())),
+        flag("vault-key-path", stage.key.key_path()),
+        flag("approle-role-id", &role.role_id),
+        flag("approle-secret-id-path", stage.path("secret-id").display()),
+        flag("metrics-port", 0),
+        "--admin=127.0.0.1:0".to_owned(),
+    ];
+    stage.serve_flags(&flags).await.round_trip().await;
+}
+
+#[tokio::test]
+async fn the_arguments_and_data_of_vault_kubernetes_kms_are_taken() {
+    let stage = Stage::new("falco").await;
+    let server = shared().await;
+    let health = Port::free().unwrap();
+    let secret_id = stage.role.secret_id().await.unwrap();
+    let words = [
+        "-auth-method",
+        "approle",
+        "-approle-mount",
+        &stage.name,
+        "-approle-role-id",
+        &stage.role.role_id,
+        "-approle-secret-id",
+        &secret_id,
+        "-vault-address",
+        &server.address(),
+        "-tls-ca-file",
+        &server.ca().display().to_string(),
+        "-transit-mount",
+        &stage.name,
+        "-transit-key",
+        "kms",
+        "-socket",
+        &stage.endpoint(1),
+        "-health-port",
+        &health.number().to_string(),
+        "--admin",
+        "127.0.0.1:0",
+    ];
+    // What that plugin wrote: the bare ciphertext, and the version as key_id.
+    let first = stage.key.encrypt(PLAINTEXT).await.unwrap();
+    stage.key.rotate().await.unwrap();
+    let second = stage.key.encrypt(PLAINTEXT).await.unwrap();
+    let mut served = stage.serve_flags(&words.map(str::to_owned)).await;
+    let old = |text: &str, key_id: &str| EncryptResponse {
+        ciphertext: text.to_owned().into_bytes().into(),
+        key_id: key_id.to_owned(),
+        ..EncryptResponse::default()
+    };
+    served.reads(&old(&first, "1")).await;
+    served.reads(&old(&second, "2")).await;
+    // A number that does not belong to the ciphertext is not guessed at.
+    let forged = served.kms.decrypt(&old(&first, "2")).await;
+    assert!(forged.is_err(), "the key_id says another version");
+    failed(served.kms.decrypt(&old(&first, "one")).await, Code::FailedPrecondition, &[]);
+    // Data of ours does not pass for data of theirs, which has no binding.
+    let ours = served.round_trip().await;
+    let text = String::from_utf8(ours.ciphertext.to_vec()).unwrap();
+    assert!(served.kms.decrypt(&old(&text, "2")).await.is_err());
+
+    let http = HttpClient::plain(health.address());
+    for path in ["/health", "/live", "/metrics"] {
+        http.get(path).await.unwrap().ok().unwrap();
+    }
+    // The secret was on the command line; it is nowhere else.
+    let log = served.plugin.process().log().unwrap();
+    assert!(log.contains("warning: a secret on the command line"), "{log}");
+    assert!(!log.contains(&secret_id));
+    let status = served.plugin.status().await.unwrap().to_string();
+    assert!(!status.contains(&secret_id), "{status}");
+}

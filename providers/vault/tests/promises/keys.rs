@@ -1,0 +1,218 @@
+//! What the key does at Vault, and what that does to key_id and data.
+
+use serde_json::json;
+use sidekey_core::proto::v2::EncryptResponse;
+use tonic::Code;
+
+use crate::support::{PLAINTEXT, Stage, calm, failed, quick, says};
+
+#[tokio::test]
+async fn rotation_in_vault_moves_key_id_by_itself_and_old_data_stays_readable() {
+    let stage = Stage::new("rotation").await;
+    let mut served = stage.serve().await;
+    let mut written = vec![served.round_trip().await];
+    for version in 2..=4 {
+        let old = served.wait_ok().await;
+        assert_eq!(stage.key.rotate().await.unwrap(), version);
+        let new = served.wait_moved(&old).await;
+        assert!(written.iter().all(|sealed| sealed.key_id != new), "{new} was there before");
+        let sealed = served.round_trip().await;
+        assert_eq!(sealed.key_id, new);
+        assert!(sealed.ciphertext.starts_with(format!("vault:v{version}:").as_bytes()));
+        written.push(sealed);
+        for sealed in &written {
+            served.reads(sealed).await;
+        }
+    }
+    // Neither a restart nor another process changes what a version is called.
+    served.restart(&stage).await;
+    assert_eq!(served.wait_ok().await, written[3].key_id);
+    for sealed in &written {
+        served.reads(sealed).await;
+    }
+}
+
+#[tokio::test]
+async fn encrypt_uses_just_the_version_that_status_announced() {
+    let stage = Stage::new("pinned").await;
+    let mut served = stage.serve_document(&calm(&[stage.app_role_key(1, &stage.key)])).await;
+    let announced = served.wait_ok().await;
+    stage.key.rotate().await.unwrap();
+    // Nobody has noticed yet: what is written bears the announced name, and is what it says.
+    let sealed = served.round_trip().await;
+    assert_eq!(sealed.key_id, announced);
+    assert!(sealed.ciphertext.starts_with(b"vault:v1:"), "another version was used");
+    // A version that this process has not seen yet is looked up: another replica wrote it.
+    let other = stage.replica().await;
+    let newer = other.round_trip().await;
+    assert!(newer.ciphertext.starts_with(b"vault:v2:"));
+    served.reads(&newer).await;
+}
+
+#[tokio::test]
+async fn key_id_never_moves_back() {
+    let stage = Stage::new("forward").await;
+    let mut served = stage.serve().await;
+    let first = served.round_trip().await;
+    let backup = stage.bao.read(&format!("{}/backup/kms", stage.name)).await;
+    assert!(backup.is_err(), "a key is not exportable unless it was made so");
+    stage.key.rotate().await.unwrap();
+    let second = served.wait_moved(&first.key_id).await;
+    // Versions above the first may no longer encrypt: Vault itself refuses to go back.
+    let back = stage.key.configure(&json!({"min_encryption_version": 1})).await;
+    assert!(back.is_ok(), "{back:?}");
+    for _ in 0..3 {
+        assert_eq!(served.wait_ok().await, second);
+        assert_eq!(served.round_trip().await.key_id, second);
+    }
+}
+
+#[tokio::test]
+async fn a_ciphertext_is_bound_to_its_key_id() {
+    let stage = Stage::new("bound").await;
+    let mut served = stage.serve().await;
+    let first = served.round_trip().await;
+    stage.key.rotate().await.unwrap();
+    served.wait_moved(&first.key_id).await;
+    let second = served.round_trip().await;
+    let moved = |from: &EncryptResponse, to: &EncryptResponse| EncryptResponse {
+        ciphertext: from.ciphertext.clone(),
+        ..to.clone()
+    };
+    for forged in [moved(&first, &second), moved(&second, &first)] {
+        let result = served.kms.decrypt(&forged).await;
+        let error = result.expect_err("a moved ciphertext is refused");
+        assert!(matches!(error.code(), Code::DataLoss | Code::FailedPrecondition), "{error}");
+    }
+    // Vault itself holds the binding: without the associated data it does not decrypt either.
+    let text = String::from_utf8(first.ciphertext.to_vec()).unwrap();
+    let path = stage.key.path("decrypt");
+    assert!(stage.bao.write(&path, &json!({"ciphertext": text})).await.is_err());
+    let mut altered = first.clone();
+    let mut bytes = altered.ciphertext.to_vec();
+    let last = bytes.len() - 6;
+    bytes[last] = if bytes[last] == b'A' { b'B' } else { b'A' };
+    altered.ciphertext = bytes.into();
+    failed(served.kms.decrypt(&altered).await, Code::DataLoss, &[]);
+    served.wait_ok().await;
+    served.reads(&first).await;
+}
+
+#[tokio::test]
+async fn a_deleted_and_recreated_key_is_noticed_and_never_looks_the_same() {
+    let stage = Stage::new("recreated").await;
+    let mut served = stage.serve().await;
+    let lost = served.round_trip().await;
+    stage.key.outlive_its_second().await.unwrap();
+    stage.key.delete().await.unwrap();
+    let error = served.wait_bad().await;
+    says(&error, Code::FailedPrecondition, &["recreated/keys/kms"]);
+    failed(served.kms.encrypt(PLAINTEXT).await, Code::FailedPrecondition, &[]);
+
+    stage.key.recreate().await.unwrap();
+    for _ in 0..3 {
+        failed(served.kms.encrypt(PLAINTEXT).await, Code::FailedPrecondition, &[]);
+        failed(served.kms.decrypt(&lost).await, Code::FailedPrecondition, &[]);
+    }
+    let error = served.wait_bad().await;
+    says(&error, Code::FailedPrecondition, &["recreated/keys/kms"]);
+    // A process that starts now serves the new key under another name.
+    served.restart(&stage).await;
+    let new = served.wait_ok().await;
+    assert_ne!(new, lost.key_id, "another key under the same name");
+    let error = served.kms.decrypt(&lost).await.expect_err("it is gone");
+    assert!(matches!(error.code(), Code::DataLoss | Code::FailedPrecondition), "{error}");
+}
+
+#[tokio::test]
+async fn a_key_recreated_between_two_calls_writes_nothing_under_the_old_name() {
+    let stage = Stage::new("swapped").await;
+    let mut served = stage.serve_document(&calm(&[stage.app_role_key(1, &stage.key)])).await;
+    served.wait_ok().await;
+    served.round_trip().await;
+    stage.key.delete().await.unwrap();
+    stage.key.recreate().await.unwrap();
+    // No probe comes: Encrypt itself must notice, the first time and every time.
+    for _ in 0..3 {
+        failed(served.kms.encrypt(PLAINTEXT).await, Code::FailedPrecondition, &[]);
+    }
+}
+
+#[tokio::test]
+async fn a_missing_key_is_an_error_and_is_never_created() {
+    let stage = Stage::new("missing").await;
+    stage.allow(&["read", "encrypt", "decrypt", "create"]).await.unwrap();
+    let ghost = stage.bao.key(&stage.name, "ghost");
+    let document = quick(&[stage.app_role_key(1, &ghost)]);
+    let mut served = stage.spawn(&document).await;
+    served.logs("probe of the key failed").await;
+    let error = served.wait_bad().await;
+    says(&error, Code::FailedPrecondition, &["missing/keys/ghost", "never made"]);
+    failed(served.kms.encrypt(PLAINTEXT).await, Code::FailedPrecondition, &[]);
+    assert!(!ghost.exists().await.unwrap(), "it was made by asking for it");
+    drop(served);
+
+    // The same for a key that goes while it is in use.
+    let mut served = stage.serve_document(&calm(&[stage.app_role_key(1, &stage.key)])).await;
+    served.wait_ok().await;
+    stage.key.delete().await.unwrap();
+    for _ in 0..3 {
+        failed(
+            served.kms.encrypt(PLAINTEXT).await,
+            Code::FailedPrecondition,
+            &["missing/keys/kms", "never made"],
+        );
+        assert!(!stage.key.exists().await.unwrap(), "it was made by asking for it");
+    }
+    // The policy would have allowed it: this test can fail.
+    let token = stage.bao.make_token(&[&stage.name], &json!({})).await.unwrap();
+    let client = crate::support::shared().await.client(&token);
+    client.key(&stage.name, "kms").encrypt(PLAINTEXT).await.unwrap();
+    assert!(stage.key.exists().await.unwrap());
+}
+
+#[tokio::test]
+async fn versions_that_were_shut_off_or_deleted_give_a_clear_key_state_error() {
+    let stage = Stage::new("minimum").await;
+    let mut served = stage.serve().await;
+    let first = served.round_trip().await;
+    stage.key.rotate().await.unwrap();
+    served.wait_moved(&first.key_id).await;
+    let second = served.round_trip().await;
+
+    stage.key.configure(&json!({"min_decryption_version": 2})).await.unwrap();
+    let words = ["version 1", "min_decryption_version"];
+    failed(served.kms.decrypt(&first).await, Code::FailedPrecondition, &words);
+    served.reads(&second).await;
+    served.round_trip().await;
+    stage.key.configure(&json!({"min_decryption_version": 1})).await.unwrap();
+    served.reads(&first).await;
+
+    stage.key.trim(2).await.unwrap();
+    failed(served.kms.decrypt(&first).await, Code::FailedPrecondition, &["version 1"]);
+    served.reads(&second).await;
+    assert_eq!(served.wait_ok().await, second.key_id, "trimming changes no other version");
+    assert_eq!(served.round_trip().await.key_id, second.key_id);
+}
+
+#[tokio::test]
+async fn a_key_that_cannot_bind_associated_data_is_refused() {
+    let stage = Stage::new("kinds").await;
+    for (name, options) in [
+        ("rsa", json!({"type": "rsa-2048"})),
+        ("derived", json!({"type": "aes256-gcm96", "derived": true})),
+    ] {
+        let key = stage.bao.key(&stage.name, name);
+        stage.bao.write(&key.path("keys"), &options).await.unwrap();
+        let mut served = stage.spawn(&quick(&[stage.app_role_key(1, &key)])).await;
+        served.logs("probe of the key failed").await;
+        let error = served.wait_bad().await;
+        says(&error, Code::FailedPrecondition, &["new key id"]);
+    }
+    for kind in ["chacha20-poly1305", "aes128-gcm96"] {
+        let key = stage.bao.key(&stage.name, kind);
+        stage.bao.write(&key.path("keys"), &json!({"type": kind})).await.unwrap();
+        let served = stage.serve_document(&quick(&[stage.app_role_key(1, &key)])).await;
+        served.round_trip().await;
+    }
+}

@@ -1,5 +1,6 @@
 //! Ways to log in, and what each of them sends.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -89,7 +90,8 @@ struct Wrapping {
 
 #[derive(Deserialize)]
 struct Unwrapped<'a> {
-    secret_id: &'a str,
+    #[serde(borrow)]
+    secret_id: Cow<'a, str>,
 }
 
 impl Auth {
@@ -121,7 +123,7 @@ impl Auth {
             let given = given::given().and_then(|given| given.password.clone());
             let password = match given.filter(|_| user.given == Some(true)) {
                 Some(password) => password,
-                None => one_line(files, user.password_file.as_deref())?,
+                None => password(files, user.password_file.as_deref())?,
             };
             let username = user.username.clone().unwrap_or_default();
             return Ok(Self::Userpass {
@@ -274,7 +276,7 @@ impl Envelope<'_> {
             return Err(used(&answer, of));
         }
         let found: Data<Unwrapped<'_>> = answer::read(&answer, of)?;
-        Ok(Secret::new(found.data.secret_id.as_bytes().to_vec()))
+        Ok(Secret::new(found.data.secret_id.into_owned().into_bytes()))
     }
 
     async fn post(
@@ -323,8 +325,22 @@ fn one_line(files: &Files, path: Option<&Path>) -> Result<Secret, Error> {
     Ok(Secret::new(text.as_bytes().to_vec()))
 }
 
+/// The content of a file that holds a password: anything but what no keyboard has.
+fn password(files: &Files, path: Option<&Path>) -> Result<Secret, Error> {
+    let path = path.ok_or_else(|| Error::new(Kind::Config, "a file is not configured"))?;
+    let text = std::str::from_utf8(files.secret(path)?.expose()).ok();
+    let text = text.map(|text| text.trim_end_matches(['\r', '\n']));
+    let sound = |text: &&str| !text.is_empty() && !text.chars().any(char::is_control);
+    let text = text.filter(sound).ok_or_else(|| {
+        Error::new(Kind::Config, format!("file {path:?} does not hold one line of text"))
+            .with_hint("write the password into it and nothing else")
+    })?;
+    Ok(Secret::new(text.as_bytes().to_vec()))
+}
+
 fn words(secret: &Secret) -> Result<&str, Error> {
-    secret.as_text().ok_or_else(|| Error::new(Kind::Config, "a secret is not plain text"))
+    std::str::from_utf8(secret.expose())
+        .map_err(|_| Error::new(Kind::Config, "a secret is not plain text"))
 }
 
 /// A body that is wiped when it has been sent.

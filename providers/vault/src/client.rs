@@ -211,3 +211,60 @@ fn worse(old: Option<Error>, new: Error) -> Error {
         _ => new,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderValue, Method};
+    use rustls::RootCertStore;
+
+    use super::*;
+
+    fn client(is_own: bool) -> Client {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let tls = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let trust = Trust { tls: Some(Arc::new(tls)), name: None, is_own };
+        let limits = Limits { connect: Duration::from_secs(1), request: Duration::from_secs(1) };
+        let address = |text| Address::parse(text).unwrap();
+        let addresses = [address("https://one:8200"), address("https://two:8200")];
+        Client::new(&addresses, trust, limits).unwrap()
+    }
+
+    /// Where a redirect to `location` leads.
+    fn follow(client: &Client, location: &str) -> Option<String> {
+        let request = Request {
+            method: Method::GET,
+            path: "transit/keys/kms".into(),
+            body: Default::default(),
+            namespace: None,
+            token: None,
+            index: None,
+        };
+        let location = HeaderValue::try_from(location).ok();
+        let status = StatusCode::TEMPORARY_REDIRECT;
+        let answer = Answer { status, location, index: None, body: Default::default() };
+        let server = client.redirected(&client.servers[0], &request, &answer).ok()?;
+        Some(server.address().to_string())
+    }
+
+    #[test]
+    fn the_token_goes_only_where_it_was_meant_to() {
+        let (own, system) = (client(true), client(false));
+        let path = "/v1/transit/keys/kms";
+        for client in [&own, &system] {
+            let two = follow(client, &format!("https://TWO:8200{path}"));
+            assert_eq!(two.as_deref(), Some("https://two:8200"), "it is configured");
+            for stranger in ["http://two:8200", "http://evil", "ftp://two:8200", "//two:8200", ""] {
+                assert_eq!(follow(client, &format!("{stranger}{path}")), None, "{stranger}");
+            }
+            assert_eq!(follow(client, "https://two:8200/v1/sys/seal"), None);
+            assert_eq!(follow(client, &format!("https://u:p@two:8200{path}")), None);
+        }
+        let third = format!("https://three:8200{path}");
+        assert_eq!(follow(&own, &third).as_deref(), Some("https://three:8200"), "its CA vouches");
+        assert_eq!(follow(&system, &third), None, "the CAs of the system vouch for anybody");
+    }
+}

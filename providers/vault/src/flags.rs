@@ -16,8 +16,8 @@ use crate::given;
 use describe::{describe, process};
 
 /// One key, described by the flags of a plugin that is replaced. All are text: where one is
-/// missing, a variable may stand for it.
-#[derive(Clone, Debug, Default, Args)]
+/// missing, a variable may stand for it. Not `Debug`: there may be secrets among them.
+#[derive(Clone, Default, Args)]
 pub struct Flags {
     /// Socket to serve
     #[arg(long, value_name = "SOCKET")]

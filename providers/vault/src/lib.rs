@@ -80,7 +80,7 @@ pub struct Vault {
 }
 
 /// A ciphertext that proves the key.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Witness {
     ciphertext: Bytes,
     key_id: KeyId,

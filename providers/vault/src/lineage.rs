@@ -237,7 +237,7 @@ mod tests {
         ];
         let different: std::collections::BTreeSet<_> = all.iter().map(KeyId::as_str).collect();
         assert_eq!(different.len(), all.len());
-        assert_eq!(all[0].as_str(), "vault/8e38b0b3f54fba0cf8ca9d2b9cfc96b6/1", "for ever");
+        assert_eq!(all[0].as_str(), "vault/d854b4540604e0e6383b89ef902ba675/1", "for ever");
     }
 
     #[test]

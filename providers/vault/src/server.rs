@@ -47,8 +47,8 @@ const INCONSISTENT: HeaderName = HeaderName::from_static("x-vault-inconsistent")
 /// Asked of every client of Vault, so that a page in a browser cannot be one.
 const REQUEST: HeaderName = HeaderName::from_static("x-vault-request");
 
-/// What is asked of a server.
-#[derive(Clone, Debug)]
+/// What is asked of a server. Not `Debug`: there are secrets in it.
+#[derive(Clone)]
 pub(crate) struct Request {
     /// GET or POST.
     pub(crate) method: Method,
@@ -64,8 +64,7 @@ pub(crate) struct Request {
     pub(crate) index: Option<HeaderValue>,
 }
 
-/// What a server answered, good or bad.
-#[derive(Debug)]
+/// What a server answered, good or bad. Not `Debug`: there are secrets in it.
 pub(crate) struct Answer {
     /// The code.
     pub(crate) status: StatusCode,

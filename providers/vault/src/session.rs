@@ -10,6 +10,7 @@
 
 mod renewal;
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -34,6 +35,8 @@ const BACKGROUND: Duration = Duration::from_secs(10);
 /// A login as fresh as this is not repeated as long as Vault knows its token: what is refused is
 /// refused for another reason.
 const YOUNG: Duration = Duration::from_secs(30);
+/// Refused tokens are replaced no more often than this, whatever Vault says of them.
+const FORCED_PAUSE: Duration = Duration::from_secs(5);
 /// Calls that use a token which is given back have this long to end.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -49,6 +52,8 @@ pub(crate) struct Session {
     /// Held by who logs in.
     login: tokio::sync::Mutex<()>,
     renewal: Mutex<Option<AbortHandle>>,
+    /// When a refused token was replaced last.
+    forced: Mutex<Option<Instant>>,
 }
 
 #[derive(Deserialize)]
@@ -59,7 +64,8 @@ struct Login<'a> {
 
 #[derive(Deserialize)]
 struct Granted<'a> {
-    client_token: &'a str,
+    #[serde(borrow)]
+    client_token: Cow<'a, str>,
     #[serde(default)]
     lease_duration: u64,
     #[serde(default)]
@@ -116,6 +122,7 @@ impl Session {
             token: Mutex::default(),
             login: tokio::sync::Mutex::default(),
             renewal: Mutex::default(),
+            forced: Mutex::default(),
         })
     }
 
@@ -177,9 +184,12 @@ impl Session {
         if matches!(self.auth, Auth::Token(_)) {
             return Ok(None);
         }
-        if refused.given.elapsed() < YOUNG && self.is_known(refused, deadline).await? {
+        let lately = held(&self.forced).is_some_and(|at| at.elapsed() < FORCED_PAUSE);
+        let young = refused.given.elapsed() < YOUNG;
+        if lately || (young && self.is_known(refused, deadline).await?) {
             return Ok(None);
         }
+        *held(&self.forced) = Some(Instant::now());
         tracing::info!(method = self.auth.name(), "Vault refuses the token: logging in again");
         let token = self.log_in(deadline).await?;
         self.revoke(refused);
@@ -248,7 +258,7 @@ impl Session {
             Error::new(Kind::Denied, format!("{of}: Vault gave no token"))
                 .with_hint("a login that asks for a second factor cannot be used")
         })?;
-        let mut token = Token::new(header(granted.client_token)?, granted.lease_duration);
+        let mut token = Token::new(header(&granted.client_token)?, granted.lease_duration);
         token.renewable = granted.renewable;
         token.index = answer.index.clone();
         Ok(token)

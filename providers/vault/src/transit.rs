@@ -71,7 +71,6 @@ struct Results<'a> {
 }
 
 /// One ciphertext and what it is bound to; nothing for data of vault-kubernetes-kms.
-#[derive(Clone, Debug)]
 pub(crate) struct Bound<'a> {
     pub(crate) ciphertext: &'a str,
     pub(crate) key_id: Option<&'a KeyId>,

@@ -93,7 +93,7 @@ fn build(name: &str) -> Result<PathBuf> {
 }
 
 /// Built alone (`-p`), a binary has just its own features, as when released.
-fn package_of(name: &str) -> Result<String> {
+pub(crate) fn package_of(name: &str) -> Result<String> {
     let ran = cargo()
         .args(["metadata", "--no-deps", "--format-version=1"])
         .output()
@@ -115,7 +115,8 @@ fn package_of(name: &str) -> Result<String> {
     bail!("the workspace has no binary of that name; it has {}", known.join(", "))
 }
 
-fn cargo() -> Command {
+/// The cargo that runs us, at the top of the repository.
+pub(crate) fn cargo() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).stdin(Stdio::null());

@@ -3,12 +3,15 @@
 //! The namespace has no name and lives only as long as the processes in it, so
 //! that it goes, and its link with it, when they are ended. Making it takes root.
 
+use std::fs::File;
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::packages;
 use crate::process::{Process, Spec};
@@ -66,6 +69,22 @@ impl Host {
     pub async fn running(&self, program: &Path) -> Result<(PathBuf, Vec<String>)> {
         let nsenter = packages::program("nsenter", "util-linux").await?;
         Ok((nsenter, vec![self.namespace()?, program.display().to_string()]))
+    }
+
+    /// Does `work` on this host, in a thread: sockets that it makes are the host's own, wherever
+    /// they are used afterwards.
+    pub fn on<T: Send>(&self, work: impl FnOnce() -> std::io::Result<T> + Send) -> Result<T> {
+        let pid = self.holder.pid().context("the host is gone")?;
+        let network = File::open(format!("/proc/{pid}/ns/net")).context("no network")?;
+        let done = std::thread::scope(|scope| {
+            let there = scope.spawn(|| {
+                move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
+                work()
+            });
+            there.join()
+        });
+        let done = done.map_err(|_| anyhow!("work on another host panicked"))?;
+        done.context("cannot work on another host")
     }
 
     /// Cuts the link at its far end: packets get lost, and nobody is told.

@@ -1,0 +1,207 @@
+//! Images of our binaries, as users run them.
+//!
+//! For: `cargo images`, and the tests that run what it built. Every folder of `images/` is an
+//! image, named after the binary that is in it; no list is kept here. Its Containerfile gets a
+//! directory with the ready binary and the CA roots, so nothing is fetched and no program of
+//! another image runs.
+//!
+//! Refuses: a binary that an empty image cannot run, and CA roots that somebody has added to
+//! the building machine.
+//!
+//! The one invariant: the same files in give the same bytes out. What could differ between two
+//! builds (times, modes, owners, order, names of directories) is fixed.
+
+mod buildah;
+mod oci;
+mod platform;
+mod roots;
+mod sbom;
+mod source;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use crate::bench::Binary;
+use crate::binaries;
+use crate::scratch::Scratch;
+
+use buildah::Buildah;
+use oci::Layout;
+use platform::Platform;
+use sbom::Bom;
+
+pub use roots::FILE as CA_ROOTS;
+pub use source::Source;
+
+/// How much larger than its binary an image may be.
+pub const ALLOWANCE: u64 = 512 * 1024;
+
+/// What the names of our binaries begin with.
+const PREFIX: &str = "sidekey-";
+
+/// What to build, and where to.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The directory whose folders are images.
+    pub folder: PathBuf,
+    /// The folders to build; all of them where this is empty.
+    pub names: Vec<String>,
+    /// Where the archives and the bills of materials go.
+    pub output: PathBuf,
+    /// A file of CA roots to put in instead of those of the distribution.
+    pub roots: Option<PathBuf>,
+    /// The tag of the images; the binary's version where there is none.
+    pub tag: Option<String>,
+    /// What the images are said to be made from.
+    pub source: Source,
+}
+
+/// An image that was built.
+#[derive(Clone, Debug, Serialize)]
+pub struct Image {
+    /// The name of the binary in it.
+    pub name: String,
+    /// What it is called once it is loaded.
+    pub reference: String,
+    /// Its platform, which is that of the binary.
+    pub platform: String,
+    /// The digest of its manifest.
+    pub digest: String,
+    /// The size of the binary.
+    pub binary_bytes: u64,
+    /// The size of the image: its layers, as they are unpacked, and what describes them.
+    pub image_bytes: u64,
+    /// The OCI archive.
+    pub archive: PathBuf,
+    /// The bill of materials (CycloneDX).
+    pub sbom: PathBuf,
+}
+
+impl Options {
+    /// All images of this repository, into `output`.
+    pub fn new(output: impl Into<PathBuf>) -> Result<Self> {
+        Ok(Self {
+            folder: folder(),
+            names: Vec::new(),
+            output: output.into(),
+            roots: None,
+            tag: None,
+            source: Source::of_repository()?,
+        })
+    }
+}
+
+impl Image {
+    /// How much it has on top of its binary.
+    pub fn overhead(&self) -> u64 {
+        self.image_bytes.saturating_sub(self.binary_bytes)
+    }
+}
+
+/// Where the repository keeps its images.
+pub fn folder() -> PathBuf {
+    repository().join("images")
+}
+
+/// The images that are in a directory: its folders, in order.
+pub fn names(folder: &Path) -> Result<Vec<String>> {
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.path().is_dir() {
+            let name = entry.file_name().into_string();
+            names.push(name.map_err(|name| anyhow::anyhow!("{name:?} is not UTF-8"))?);
+        }
+    }
+    names.sort();
+    ensure!(!names.is_empty(), "{} has no folder, so there is no image", folder.display());
+    Ok(names)
+}
+
+/// Builds images. What is missing to do so is installed.
+pub async fn build(options: &Options) -> Result<Vec<Image>> {
+    let names =
+        if options.names.is_empty() { names(&options.folder)? } else { options.names.clone() };
+    let scratch = Scratch::new("images")?;
+    let output = &options.output;
+    fs::create_dir_all(output).with_context(|| format!("cannot make {}", output.display()))?;
+    let output = &fs::canonicalize(output)?;
+    let files = scratch.subdir("files")?;
+    roots::write(options.roots.as_deref(), &files.join(CA_ROOTS)).await?;
+    let buildah = Buildah::new(&scratch).await?;
+    let mut images = Vec::new();
+    for name in names {
+        let image = one(options, &buildah, &scratch, output, &name);
+        images.push(image.await.with_context(|| format!("cannot build the image {name}"))?);
+    }
+    Ok(images)
+}
+
+async fn one(
+    options: &Options,
+    buildah: &Buildah,
+    scratch: &Scratch,
+    output: &Path,
+    folder: &str,
+) -> Result<Image> {
+    let name = format!("{PREFIX}{folder}");
+    let containerfile = options.folder.join(folder).join("Containerfile");
+    ensure!(containerfile.is_file(), "there is no {}", containerfile.display());
+    let files = scratch.path().join("files");
+    let (platform, binary) = take_binary(&name, &files.join(&name)).await?;
+    let bom = Bom::ask_cargo(&name, platform).await?;
+    let tag = options.tag.as_deref().unwrap_or(bom.version());
+    let reference = format!("localhost/{name}:{tag}");
+
+    let layout = scratch.subdir(&format!("oci/{name}"))?;
+    let order = buildah::Order {
+        containerfile: &containerfile,
+        files: &files,
+        platform,
+        version: bom.version(),
+        source: &options.source,
+        layout: &layout,
+    };
+    buildah.build(&order).await?;
+    let layout = Layout::read(layout)?;
+    let archive = output.join(format!("{name}.tar"));
+    layout.archive(&reference, &archive).await?;
+    let sbom = output.join(format!("{name}.cdx.json"));
+    let document =
+        bom.document(&layout.digest, &fs::read(files.join(CA_ROOTS))?, &options.source)?;
+    fs::write(&sbom, document).with_context(|| format!("cannot write {}", sbom.display()))?;
+    Ok(Image {
+        reference,
+        platform: platform.to_string(),
+        digest: layout.digest,
+        binary_bytes: binary,
+        image_bytes: layout.bytes,
+        archive,
+        sbom,
+        name,
+    })
+}
+
+/// Copies a binary of ours to where the Containerfile takes it from; tells what it is for and
+/// how large it is.
+async fn take_binary(name: &str, to: &Path) -> Result<(Platform, u64)> {
+    let wanted = name.to_owned();
+    let from = tokio::task::spawn_blocking(move || binaries::path(&wanted)).await??;
+    let at = || format!("of {}", from.display());
+    let bytes = fs::copy(&from, to).with_context(at)?;
+    let platform = Platform::of(to).with_context(at)?;
+    if platform.is_little_endian() {
+        let is_static = Binary::read(to)?.is_static;
+        ensure!(is_static, "{} needs a loader, which an empty image has not", from.display());
+    }
+    Ok((platform, bytes))
+}
+
+fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}

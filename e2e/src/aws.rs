@@ -33,18 +33,18 @@ const HARNESS: &str = "harness";
 /// The owner of the keys: calls KMS directly, as the AWS console would.
 #[derive(Clone, Debug)]
 pub struct KmsOwner {
-    http: HttpClient,
+    address: SocketAddr,
     region: String,
 }
 
 impl KmsOwner {
     fn new(address: SocketAddr) -> Self {
-        Self { http: HttpClient::plain(address), region: REGION.to_owned() }
+        Self { address, region: REGION.to_owned() }
     }
 
     /// The same in another region.
     pub fn in_region(&self, region: &str) -> Self {
-        Self { http: self.http.clone(), region: region.to_owned() }
+        Self { address: self.address, region: region.to_owned() }
     }
 
     /// Any operation, such as `DescribeKey`.
@@ -56,7 +56,9 @@ impl KmsOwner {
         );
         let target = format!("TrentService.{operation}");
         let headers = [("authorization", authorization.as_str()), ("x-amz-target", &target)];
-        let answer = self.http.send_with(Method::POST, "/", &headers, Some(&body)).await?;
+        // moto closes each connection after its answer: none can be kept.
+        let http = HttpClient::plain(self.address);
+        let answer = http.send_with(Method::POST, "/", &headers, Some(&body)).await?;
         let answer = answer.ok().with_context(|| format!("{operation} {body}"))?;
         if answer.body.is_empty() { Ok(Value::Null) } else { answer.json() }
     }

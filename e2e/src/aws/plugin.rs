@@ -38,6 +38,7 @@ impl AwsPlugin {
             format!("--key={key}"),
             format!("--region={REGION}"),
             format!("--listen={}", socket.display()),
+            "--health-port=127.0.0.1:0".to_owned(),
         ];
         let env = [
             ("AWS_ENDPOINT_URL", url),

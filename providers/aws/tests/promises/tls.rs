@@ -1,0 +1,103 @@
+//! AWS behind TLS with a CA of one's own, as private endpoints have it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::ensure;
+use serde_json::json;
+use sidekey_e2e::aws::{AwsPlugin, REGION};
+use sidekey_e2e::gateway::Gateway;
+use sidekey_e2e::pki::Authority;
+use tonic::Code;
+
+use crate::support::{ACCESS_KEY, Aws, PLAINTEXT, SECRET_KEY, healthy, kms, launch, sick, until};
+
+struct Scene {
+    plugin: AwsPlugin,
+    gateway: Gateway,
+    bundle: PathBuf,
+    dir: PathBuf,
+    _aws: Aws,
+}
+
+async fn start(name: &str, authority: &Authority, bundle: &str) -> Scene {
+    let aws = Aws::start(name).await;
+    let dir = aws.scratch.subdir("pki").unwrap();
+    let certificate = authority.server(&dir, "first").unwrap();
+    let gateway = Gateway::tls(aws.moto.address(), &certificate).await.unwrap();
+    let path = dir.join("bundle.pem");
+    fs::write(&path, bundle).unwrap();
+    let config = json!({
+        "probe": {"interval": "1s", "timeout": "2s", "coast": "3s"},
+        "keys": [{
+            "id": 1, "listen": aws.dir().join("kms.sock"),
+            "kek": {"key": aws.key, "region": REGION},
+            "settings": {"endpoint": format!("https://{}", gateway.address()), "caBundle": path},
+        }],
+    });
+    let config = AwsPlugin::write_config(&aws.dir(), &config).unwrap();
+    let flags = [format!("--config={}", config.display())];
+    let env = [("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY)];
+    let plugin = launch(&aws.dir(), &flags, &env).await;
+    Scene { plugin, gateway, bundle: path, dir, _aws: aws }
+}
+
+/// Waits until a bundle has been taken over, which is one more reload.
+async fn replace(plugin: &AwsPlugin, bundle: &Path, text: &str) {
+    let reloads = async || {
+        let metrics = plugin.metrics().await?;
+        anyhow::Ok(metrics.sum("kms_reloads_total", &[("result", "success")]))
+    };
+    let before = reloads().await.unwrap();
+    fs::write(bundle, text).unwrap();
+    until("the bundle is in use", async || {
+        ensure!(reloads().await? > before, "not yet");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_ca_is_replaced_while_it_runs_without_a_failed_call() {
+    let [old, new] = ["old", "new"].map(|name| Authority::new(name).unwrap());
+    let scene = start("ca", &old, &old.pem()).await;
+    healthy(&scene.plugin, "kms").await;
+    let client = kms(&scene.plugin, "kms").await;
+    let sealed = client.round_trip(&PLAINTEXT).await.unwrap();
+    let both = format!("{}{}", old.pem(), new.pem());
+    replace(&scene.plugin, &scene.bundle, &both).await;
+    client.decrypt(&sealed).await.unwrap();
+    scene.gateway.present(&new.server(&scene.dir, "second").unwrap()).unwrap();
+    client.decrypt(&sealed).await.unwrap();
+    replace(&scene.plugin, &scene.bundle, &new.pem()).await;
+    client.round_trip(&PLAINTEXT).await.unwrap();
+    // It is really verified: the old one is trusted no more.
+    scene.gateway.present(&old.server(&scene.dir, "third").unwrap()).unwrap();
+    let refused = client.decrypt(&sealed).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+}
+
+#[tokio::test]
+async fn an_unknown_ca_is_refused_by_name_and_healed_by_the_right_bundle() {
+    let [own, other] = ["own", "other"].map(|name| Authority::new(name).unwrap());
+    let scene = start("unknown-ca", &own, &other.pem()).await;
+    let client = kms(&scene.plugin, "kms").await;
+    let error = until("the reason is told", async || {
+        let error = sick(&client).await;
+        ensure!(error.message().to_lowercase().contains("certificate"), "{error}");
+        Ok(error)
+    })
+    .await;
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    fs::write(&scene.bundle, own.pem()).unwrap();
+    healthy(&scene.plugin, "kms").await;
+    // A bundle without a certificate in it is refused; the last good one stays.
+    fs::write(&scene.bundle, "no certificate").unwrap();
+    until("the refusal is shown", async || {
+        let status = scene.plugin.status().await?;
+        ensure!(status["keys"][0]["refused"].is_object(), "{status}");
+        Ok(())
+    })
+    .await;
+    client.round_trip(&PLAINTEXT).await.unwrap();
+}

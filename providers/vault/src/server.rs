@@ -30,6 +30,8 @@ use crate::address::Address;
 
 /// Connections to one server at a time; who comes later waits for one of them.
 const MAX_CONNECTIONS: usize = 32;
+/// So many are kept; what a storm needed beyond them is closed again.
+const MAX_KEPT: usize = 8;
 /// Shorter than any server or balancer waits before it closes.
 const MAX_IDLE: Duration = Duration::from_secs(60);
 /// Sent and not acknowledged for this long, in milliseconds, means that the way is cut.
@@ -163,7 +165,9 @@ impl Server {
     fn keep(&self, sender: SendRequest<Full<Bytes>>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|idle| idle.since.elapsed() < MAX_IDLE && !idle.sender.is_closed());
-        idle.push(Idle { sender, since: Instant::now() });
+        if idle.len() < MAX_KEPT {
+            idle.push(Idle { sender, since: Instant::now() });
+        }
     }
 
     async fn exchange(

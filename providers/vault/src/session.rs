@@ -11,6 +11,7 @@
 mod renewal;
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -35,8 +36,6 @@ const BACKGROUND: Duration = Duration::from_secs(10);
 /// A login as fresh as this is not repeated as long as Vault knows its token: what is refused is
 /// refused for another reason.
 const YOUNG: Duration = Duration::from_secs(30);
-/// Refused tokens are replaced no more often than this, whatever Vault says of them.
-const FORCED_PAUSE: Duration = Duration::from_secs(5);
 /// Calls that use a token which is given back have this long to end.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -48,12 +47,14 @@ pub(crate) struct Session {
     client: Arc<Client>,
     auth: Auth,
     namespace: Option<HeaderValue>,
+    /// The end of our certificate, if we show one.
+    certified: Option<SystemTime>,
     token: Mutex<Option<Arc<Token>>>,
     /// Held by who logs in.
     login: tokio::sync::Mutex<()>,
     renewal: Mutex<Option<AbortHandle>>,
-    /// When a refused token was replaced last.
-    forced: Mutex<Option<Instant>>,
+    /// Whether tokens may not look at themselves.
+    blind: AtomicBool,
 }
 
 #[derive(Deserialize)]
@@ -104,7 +105,8 @@ impl Session {
         let addresses = config.addresses();
         let encrypted = addresses.iter().any(|address| address.is_tls());
         let bundle = config.bundle().filter(|_| encrypted);
-        let tls = bundle.map(|bundle| tls::client(&bundle, config.pair().as_ref(), files));
+        let pair = config.pair().filter(|_| encrypted);
+        let tls = bundle.map(|bundle| tls::client(&bundle, pair.as_ref(), files));
         let trust = Trust {
             tls: tls.transpose()?,
             name: config.server_name().map(str::to_owned),
@@ -119,10 +121,11 @@ impl Session {
             client: Arc::new(client),
             auth: Auth::new(config, files)?,
             namespace: namespace(&config.auth_namespace())?,
+            certified: pair.and_then(|pair| tls::expiry(&pair, files)),
             token: Mutex::default(),
             login: tokio::sync::Mutex::default(),
             renewal: Mutex::default(),
-            forced: Mutex::default(),
+            blind: AtomicBool::new(false),
         })
     }
 
@@ -132,9 +135,10 @@ impl Session {
         format!("{} by {}", address.unwrap_or_default(), self.auth.name())
     }
 
-    /// When the token expires.
+    /// When the certificate that we show expires, or the token where there is none: a token of a
+    /// certificate is renewed as long as that is valid.
     pub(crate) fn expiry(&self) -> Option<SystemTime> {
-        held(&self.token).as_ref()?.expires
+        self.certified.or_else(|| held(&self.token).as_ref()?.expires)
     }
 
     /// Asks with our token. If it is refused, it is replaced and the question is asked once more.
@@ -184,15 +188,17 @@ impl Session {
         if matches!(self.auth, Auth::Token(_)) {
             return Ok(None);
         }
-        let lately = held(&self.forced).is_some_and(|at| at.elapsed() < FORCED_PAUSE);
         let young = refused.given.elapsed() < YOUNG;
-        if lately || (young && self.is_known(refused, deadline).await?) {
+        if young && (self.blind.load(Ordering::Relaxed) || self.is_known(refused, deadline).await?)
+        {
             return Ok(None);
         }
-        *held(&self.forced) = Some(Instant::now());
         tracing::info!(method = self.auth.name(), "Vault refuses the token: logging in again");
         let token = self.log_in(deadline).await?;
         self.revoke(refused);
+        // A policy that does not let a token look at itself would have every one look unknown.
+        let known = self.is_known(&token, deadline).await.unwrap_or(true);
+        self.blind.store(!known, Ordering::Relaxed);
         Ok(Some(token))
     }
 

@@ -3,8 +3,11 @@
 //! There is no switch that verifies less. Where no bundle is configured, the one of the system is
 //! used, as every other client of Vault does; it is watched like any other file.
 
+mod validity;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rustls::client::Resumption;
 use rustls::crypto::aws_lc_rs;
@@ -35,6 +38,11 @@ pub(crate) struct Pair {
 /// The bundle of the system, if there is one.
 pub(crate) fn system_bundle() -> Option<PathBuf> {
     SYSTEM_BUNDLES.iter().map(PathBuf::from).find(|path| path.exists())
+}
+
+/// When the certificate that we show expires.
+pub(crate) fn expiry(pair: &Pair, files: &Files) -> Option<SystemTime> {
+    certificates(&pair.cert, files).ok()?.first().and_then(|leaf| validity::end(leaf))
 }
 
 /// What a TLS connection is made with.

@@ -76,6 +76,29 @@ async fn what_a_fresh_token_may_not_do_is_denied_without_login_after_login() {
 }
 
 #[tokio::test]
+async fn a_policy_that_hides_tokens_from_themselves_makes_no_storm_of_logins() {
+    let denied = Arc::new(AtomicU64::new(0));
+    let flag = denied.clone();
+    let server = Simulated::start(move |seen| {
+        let hidden = seen.is("/lookup-self") || flag.load(Ordering::Relaxed) > 0;
+        match hidden && !seen.is("/login") && !seen.is("/keys/") {
+            true => Reply::error(403, "permission denied"),
+            false => sound(seen, "t", &[MADE]),
+        }
+    })
+    .await;
+    let secret = Secret::new();
+    let vault = connect(&secret.config(&[server.url()])).await.unwrap();
+    let key_id = vault.key_id().await.unwrap();
+    denied.store(1, Ordering::Relaxed);
+    for _ in 0..5 {
+        let error = vault.encrypt(&key_id, b"plain", &call()).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Denied);
+    }
+    assert_eq!(server.seen("/login").len(), 2, "the second one shows that logins do not help");
+}
+
+#[tokio::test]
 async fn refused_credentials_are_not_sent_again_at_once() {
     let server = Simulated::start(|seen| match seen.is("/login") {
         true => Reply::error(400, "invalid role or secret ID"),

@@ -24,9 +24,9 @@ struct Errors {
 }
 
 /// Whether the code speaks of the server alone, so that another one may do better: sealed, not
-/// set up, in maintenance, without an active server behind it.
+/// set up, in maintenance, without an active server behind it (which is a 500).
 pub(crate) fn is_of_the_server(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 502..=504 | DISASTER_SECONDARY | PERFORMANCE_STANDBY)
+    matches!(status.as_u16(), 500 | 502..=504 | DISASTER_SECONDARY | PERFORMANCE_STANDBY)
 }
 
 /// Reads a good answer.
@@ -46,6 +46,7 @@ pub(crate) fn refused(answer: &Answer, of: &str) -> Error {
         401 | 403 => (Kind::Denied, "check the policy of the token, and the namespace"),
         404 => (Kind::KeyState, "check namespace, mount and name"),
         405 => (Kind::Config, "see whether a transit engine is mounted there"),
+        408 => (Kind::Timeout, "the server waited too long for the request"),
         412 => (Kind::Unavailable, "a replica does not know our token yet"),
         413 | 414 | 431 => (Kind::Bug, "the server takes shorter requests only"),
         429 => (Kind::Throttled, "raise the rate limit quota of the mount"),

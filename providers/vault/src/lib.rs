@@ -325,12 +325,10 @@ impl Vault {
         }
         // Where the key is missing Vault answers 400 or 403, by what the policy allows.
         let lineage = match self.look(deadline).await {
-            Err(error) => return error,
-            Ok(lineage) => lineage,
+            Ok(lineage) if status == 400 => lineage,
+            Err(error) if status == 400 || error.kind() != Kind::Denied => return error,
+            _ => return self.transit.denied(answer, "encrypt"),
         };
-        if status != 400 {
-            return self.transit.denied(answer, "encrypt");
-        }
         if version < lineage.min_encryption() {
             return answer::error(Kind::KeyState, answer, &of).with_hint(
                 "the key was rotated and older versions may not encrypt: the new one is announced next",
@@ -354,7 +352,7 @@ impl Vault {
             Err(error) => Err(error),
         };
         match (state, answer.status.as_u16()) {
-            (Err(error), _) => error,
+            (Err(error), status) if status == 400 || error.kind() != Kind::Denied => error,
             (Ok(()), 400) => answer::error(Kind::Corrupt, answer, &of),
             _ => self.transit.denied(answer, "decrypt"),
         }

@@ -174,7 +174,10 @@ impl Transit {
     pub(crate) fn denied(&self, answer: &Answer, call: &str) -> Error {
         let error = answer::refused(answer, &format!("{call} with {}", self.kek.shown()));
         match answer.status.as_u16() {
-            403 => error.with_hint(format!("the policy must allow update on {}", self.path(call))),
+            403 => error.with_hint(format!(
+                "the policy must allow update on {}; if it does, the token is no longer valid",
+                self.path(call)
+            )),
             _ => error,
         }
     }

@@ -27,6 +27,15 @@ async fn a_server_that_is_gone_or_sealed_is_passed_over() {
 }
 
 #[tokio::test]
+async fn a_standby_without_an_active_server_is_passed_over() {
+    let lost = Simulated::start(|_| Reply::error(500, "active cluster node not found")).await;
+    let good = Simulated::start(|seen| sound(seen, "t", &[MADE])).await;
+    let secret = Secret::new();
+    connect(&secret.config(&[lost.url(), good.url()])).await.unwrap();
+    assert_eq!(lost.seen("").len(), 1);
+}
+
+#[tokio::test]
 async fn all_servers_sealed_is_a_passing_failure_that_names_one() {
     let sealed = Simulated::start(|_| Reply::error(503, "Vault is sealed")).await;
     let secret = Secret::new();

@@ -25,6 +25,7 @@ pub(crate) trait Backend: Send + Sync {
     ) -> Answer<'a, Sealed>;
     fn decrypt<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, Secret>;
     fn verify<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, (Secret, KeyId)>;
+    fn close(&self) -> Answer<'_, ()>;
     fn expiry(&self) -> Option<SystemTime>;
     fn note(&self) -> Option<String>;
     fn as_any(&self) -> &dyn Any;
@@ -111,6 +112,13 @@ impl<P: Provider> Backend for P {
 
     fn verify<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, (Secret, KeyId)> {
         Answer(Box::pin(Provider::verify(self, sealed, call)))
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        Answer(Box::pin(async {
+            Provider::close(self).await;
+            Ok(())
+        }))
     }
 
     fn expiry(&self) -> Option<SystemTime> {

@@ -108,6 +108,12 @@ pub trait Provider: Sized + Send + Sync + 'static {
         async { Ok((self.decrypt(sealed, call).await?, sealed.key_id.clone())) }
     }
 
+    /// Gives back what the client holds at the KMS, a token say, because the process ends. There
+    /// is a moment for it, and nothing may depend on it.
+    fn close(&self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
     /// When the credentials in use expire, if that is known.
     fn expiry(&self) -> Option<SystemTime> {
         None

@@ -20,6 +20,9 @@ use crate::socket::{Listener, SocketOptions};
 use crate::status::{ConfigStatus, KeyStatus, ProcessStatus, Refusal, time};
 use crate::{Error, Kind};
 
+/// The moment that clients have to give back what they hold.
+const CLOSE_TIME: Duration = Duration::from_secs(2);
+
 /// What the admin endpoints see.
 pub(crate) struct Shared {
     provider: &'static str,
@@ -101,13 +104,18 @@ impl Supervisor {
         self.shared.config().refused = Some(refusal);
     }
 
-    /// Ends every key, letting open requests finish.
+    /// Ends every key, letting open requests finish, and then its client.
     pub(crate) async fn end(self) {
+        let keys: Vec<_> = self.running.values().map(|running| running.key.clone()).collect();
         let servers: Vec<_> = self.running.into_values().map(Running::end).collect();
         for server in servers {
             // An aborted or panicked server has nothing left to drain.
             let _ = server.await;
         }
+        let clients: Vec<_> = keys.iter().filter_map(|key| key.active()).collect();
+        let closing = clients.iter().map(|active| active.backend.close());
+        // What cannot be given back in time expires by itself.
+        let _ = tokio::time::timeout(CLOSE_TIME, futures_util::future::join_all(closing)).await;
     }
 
     /// Another KEK under a number that has already written data would make that data unreadable.

@@ -37,6 +37,7 @@ pub(crate) struct State {
     pub(crate) encrypts: u32,
     pub(crate) decrypts: u32,
     pub(crate) connects: u32,
+    pub(crate) closes: u32,
 }
 
 /// The provider of [`Kms`].
@@ -162,6 +163,10 @@ impl Provider for Scripted {
         }
         let mask = mask(&sealed.key_id) ^ u8::from(lies);
         Ok(Secret::new(sealed.ciphertext.iter().skip(1).map(|b| b ^ mask).collect()))
+    }
+
+    async fn close(&self) {
+        self.kms.set(|state| state.closes += 1);
     }
 }
 

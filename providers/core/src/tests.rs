@@ -351,6 +351,7 @@ async fn stopping_lets_open_requests_finish() {
     process.supervisor.end().await;
     assert_eq!(open.await.unwrap().unwrap(), vec![9; 32]);
     assert!(!socket.exists());
+    assert_eq!(kms.ask(|state| state.closes), 1, "the client gives back what it holds");
 }
 
 /// Waits for a condition, with a deadline.

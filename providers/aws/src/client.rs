@@ -1,38 +1,34 @@
-//! The client of one account, region and endpoint, and the three calls that are made with it.
+//! The client of one account, region and endpoint.
 //!
 //! Keys whose settings and credentials are equal share a client, with its connections, its
 //! session and its budget of retries: memory is counted here. They share nothing else, and no
 //! call waits for another one.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_config::{AppName, BehaviorVersion, Region, SdkConfig};
 use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
-use aws_sdk_kms::config::retry::RetryConfig;
-use aws_sdk_kms::config::timeout::TimeoutConfig;
-use aws_sdk_kms::config::{AppName, IdentityCache, StalledStreamProtectionConfig};
-use aws_sdk_kms::operation::decrypt::DecryptOutput;
-use aws_sdk_kms::operation::encrypt::EncryptOutput;
-use aws_sdk_kms::primitives::Blob;
-use aws_sdk_kms::types::KeyMetadata;
+use aws_sdk_kms::config::endpoint::{DefaultResolver, Params, ResolveEndpoint};
 use aws_smithy_async::rt::sleep::TokioSleep;
-use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
-use aws_smithy_runtime_api::client::result::SdkError;
-use aws_smithy_types::error::metadata::ProvideErrorMetadata;
-use sidekey_core::{Error, Files, Kind};
+use aws_types::service_config::ServiceConfigKey;
+use bytes::Bytes;
+use sidekey_core::{Error, Files, Kind, Secret};
 use tokio::time::{Instant, timeout_at};
 
+use crate::calls::{self, Decrypted, Encrypted, Metadata};
 use crate::config::{Config, Credentials, Settings};
 use crate::environment::Environment;
 use crate::http::Http;
 use crate::http::connect::Ways;
+use crate::http::proxy::Proxy;
 use crate::http::tls;
 use crate::identity::Identity;
 use crate::retries::Budget;
-use crate::source_arn::SourceArn;
+use crate::shared::Shared;
+use crate::wire::{Refusal, Wire};
 use crate::{refusal, sources};
 
 /// A try gets this part of the time that is left, so that there is some for another one.
@@ -52,22 +48,21 @@ struct Making {
 struct Trust {
     bundle: Option<[u8; 32]>,
     connect_timeout: Duration,
+    proxy: Option<String>,
 }
 
 /// The clients in use, found again by what they are made of.
-static CLIENTS: LazyLock<Mutex<Vec<(Making, Weak<Client>)>>> = LazyLock::new(Mutex::default);
+static CLIENTS: Shared<Making, Client> = Shared::new();
 /// The connections in use: they outlive the credentials.
-static CONNECTIONS: LazyLock<Mutex<Vec<(Trust, Weak<Http>)>>> = LazyLock::new(Mutex::default);
+static CONNECTIONS: Shared<Trust, Http> = Shared::new();
 
 /// A client of AWS KMS.
 pub(crate) struct Client {
-    kms: aws_sdk_kms::Client,
+    wire: Wire,
     identity: Identity,
     budget: Budget,
     attempt: Option<Duration>,
     region: String,
-    /// Keeps the connections for the next client.
-    _http: Arc<Http>,
 }
 
 /// A call that failed, and what the caller may want to know of it.
@@ -79,6 +74,15 @@ pub(crate) struct Failure {
     pub(crate) wrong_key: bool,
 }
 
+/// One of the calls, on one object.
+#[derive(Clone, Copy)]
+struct Deed<'a> {
+    action: &'static str,
+    target: &'static str,
+    object: &'a str,
+    deadline: Instant,
+}
+
 impl Client {
     /// A client for `config`: one in use if there is one, or a new one.
     pub(crate) async fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
@@ -88,12 +92,12 @@ impl Client {
             credentials: config.credentials(),
             files: files.digest(),
         };
-        if let Some(client) = find(&CLIENTS, &making) {
+        if let Some(client) = CLIENTS.find(&making) {
             return Ok(client);
         }
         let client = Arc::new(Self::new(config, files).await?);
         // Another key may have made one meanwhile: then this one is used by one key alone.
-        keep(&CLIENTS, making, &client);
+        CLIENTS.keep(making, &client);
         Ok(client)
     }
 
@@ -101,35 +105,15 @@ impl Client {
         let settings = config.settings();
         let http = connections(config, files)?;
         let sdk = load(config, files, &http).await;
-        let region = sources::region(&sdk)?;
+        let region = sources::region(&sdk)?.to_string();
         let identity = Identity::new(sources::source(config, files, &sdk, &http).await?);
-        let mut builder = aws_sdk_kms::config::Builder::from(&sdk)
-            .region(region.clone())
-            .credentials_provider(identity.clone())
-            .identity_cache(IdentityCache::no_cache())
-            // The runtime retries, within the caller's time, and every try has its own limit.
-            .retry_config(RetryConfig::disabled())
-            .timeout_config(TimeoutConfig::disabled())
-            .stalled_stream_protection(StalledStreamProtectionConfig::disabled());
-        if let Some(endpoint) = &settings.endpoint {
-            builder = builder.endpoint_url(endpoint);
-        }
-        if let Some(fips) = settings.fips {
-            builder = builder.use_fips(fips);
-        }
-        if let Some(dualstack) = settings.dualstack {
-            builder = builder.use_dual_stack(dualstack);
-        }
-        if let Some(source) = SourceArn::of(&settings)? {
-            builder = builder.interceptor(source);
-        }
+        let url = endpoint(&settings, &sdk, &region).await?;
         Ok(Self {
-            kms: aws_sdk_kms::Client::from_conf(builder.build()),
+            wire: Wire::new(http, &url, &region, &settings)?,
             identity,
             budget: Budget::new(settings.retry_tokens()),
             attempt: settings.attempt_timeout(),
-            region: region.to_string(),
-            _http: http,
+            region,
         })
     }
 
@@ -146,81 +130,88 @@ impl Client {
     /// `kms:DescribeKey`.
     pub(crate) async fn describe(
         &self,
-        key: &str,
+        object: &str,
         deadline: Instant,
-    ) -> Result<KeyMetadata, Failure> {
-        let call = || self.kms.describe_key().key_id(key).send();
-        let answer = self.run("kms:DescribeKey", key, deadline, call).await?;
-        answer.key_metadata.ok_or_else(|| empty("kms:DescribeKey", key))
+    ) -> Result<Metadata, Failure> {
+        let (action, target) = ("kms:DescribeKey", "TrentService.DescribeKey");
+        let deed = Deed { action, target, object, deadline };
+        let answer = self.run(deed, || calls::describe(object)).await?;
+        calls::described(&answer).ok_or_else(|| deed.unreadable())
     }
 
     /// `kms:Encrypt`.
     pub(crate) async fn encrypt(
         &self,
-        key: &str,
+        object: &str,
         plaintext: &[u8],
-        context: &HashMap<String, String>,
+        context: &BTreeMap<String, String>,
         deadline: Instant,
-    ) -> Result<EncryptOutput, Failure> {
-        let call = || {
-            self.kms
-                .encrypt()
-                .key_id(key)
-                .plaintext(Blob::new(plaintext))
-                .set_encryption_context(given(context))
-                .send()
-        };
-        self.run("kms:Encrypt", key, deadline, call).await
+    ) -> Result<Encrypted, Failure> {
+        let (action, target) = ("kms:Encrypt", "TrentService.Encrypt");
+        let deed = Deed { action, target, object, deadline };
+        let answer = self.run(deed, || calls::encrypt(object, plaintext, context)).await?;
+        calls::encrypted(&answer).ok_or_else(|| deed.unreadable())
     }
 
     /// `kms:Decrypt`; without a key the ciphertext itself names it.
     pub(crate) async fn decrypt(
         &self,
         key: Option<&str>,
-        ciphertext: &[u8],
-        context: &HashMap<String, String>,
+        blob: &[u8],
+        context: &BTreeMap<String, String>,
         deadline: Instant,
-    ) -> Result<DecryptOutput, Failure> {
-        let call = || {
-            self.kms
-                .decrypt()
-                .set_key_id(key.map(str::to_owned))
-                .ciphertext_blob(Blob::new(ciphertext))
-                .set_encryption_context(given(context))
-                .send()
-        };
-        self.run("kms:Decrypt", key.unwrap_or("the key of the data"), deadline, call).await
+    ) -> Result<Decrypted, Failure> {
+        let (action, target) = ("kms:Decrypt", "TrentService.Decrypt");
+        let object = key.unwrap_or("the key that the data names");
+        let deed = Deed { action, target, object, deadline };
+        let answer = self.run(deed, || calls::decrypt(key, blob, context)).await?;
+        calls::decrypted(&answer).ok_or_else(|| deed.unreadable())
     }
 
     /// Makes a call with credentials that are good, and again with new ones if AWS says that
     /// they are not.
-    async fn run<T, E, F>(
+    async fn run(
         &self,
-        action: &str,
-        object: &str,
-        deadline: Instant,
-        call: impl Fn() -> F,
-    ) -> Result<T, Failure>
-    where
-        E: ProvideErrorMetadata + std::error::Error + 'static,
-        F: Future<Output = Result<T, SdkError<E, HttpResponse>>>,
-    {
-        let limit = self.limit(deadline);
-        self.within(action, object, limit, self.identity.ready()).await??;
-        let used = self.identity.access_key_id();
-        let mut result = self.within(action, object, limit, call()).await?;
-        if result.as_ref().is_err_and(refusal::concerns_credentials) {
-            let renewing = self.identity.refused(used.as_deref());
-            self.within(action, object, limit, renewing).await??;
-            result = self.within(action, object, limit, call()).await?;
-        }
+        deed: Deed<'_>,
+        body: impl Fn() -> Option<Secret>,
+    ) -> Result<Bytes, Failure> {
+        let work = async {
+            let (first, used) = self.once(deed, &body).await?;
+            let renew = first
+                .as_ref()
+                .is_err_and(|refusal| refusal.code().is_some_and(refusal::concerns_credentials));
+            if !renew {
+                return Ok(first);
+            }
+            self.identity.refused(Some(&used)).await?;
+            Ok((self.once(deed, &body).await?).0)
+        };
+        let limit = self.limit(deed.deadline);
+        let result = timeout_at(limit, work)
+            .await
+            .unwrap_or_else(|_| Err(Failure::from(refusal::slow(deed.action, deed.object))));
         match result {
-            Ok(answer) => {
+            Ok(Ok(answer)) => {
                 self.budget.succeeded();
                 Ok(answer)
             }
-            Err(error) => Err(self.failure(action, object, &error)),
+            Ok(Err(refusal)) => Err(self.counted(deed.failure(refusal))),
+            Err(failure) => Err(self.counted(failure)),
         }
+    }
+
+    /// One request, and the access key that it was made with.
+    async fn once(
+        &self,
+        deed: Deed<'_>,
+        body: &impl Fn() -> Option<Secret>,
+    ) -> Result<(Result<Bytes, Refusal>, String), Failure> {
+        let credentials = self.identity.credentials().await?;
+        let body = body().ok_or_else(|| {
+            Error::new(Kind::Bug, format!("{} cannot be written as JSON", deed.action))
+        })?;
+        let answer = self.wire.call(deed.target, body, &credentials).await;
+        Ok((answer, credentials.access_key_id().to_owned()))
     }
 
     fn limit(&self, deadline: Instant) -> Instant {
@@ -229,32 +220,27 @@ impl Client {
         now + self.attempt.unwrap_or_else(|| left.mul_f32(SHARE))
     }
 
-    async fn within<T>(
-        &self,
-        action: &str,
-        object: &str,
-        limit: Instant,
-        work: impl Future<Output = T>,
-    ) -> Result<T, Failure> {
-        timeout_at(limit, work).await.map_err(|_| {
-            let error = self.budget.failed(refusal::slow(action, object));
-            Failure::from(error)
-        })
+    fn counted(&self, failure: Failure) -> Failure {
+        Failure { error: self.budget.failed(failure.error), ..failure }
+    }
+}
+
+impl Deed<'_> {
+    fn failure(&self, refusal: Refusal) -> Failure {
+        let code = refusal.code().unwrap_or_default();
+        let (lacks_permission, wrong_key) =
+            (refusal::lacks_permission(code), code == "IncorrectKeyException");
+        let renewable = refusal::concerns_credentials(code);
+        let error = refusal::explain(self.action, self.object, refusal);
+        let error = if renewable { error.after_reload() } else { error };
+        Failure { error, lacks_permission, wrong_key }
     }
 
-    fn failure<E>(&self, action: &str, object: &str, error: &SdkError<E, HttpResponse>) -> Failure
-    where
-        E: ProvideErrorMetadata + std::error::Error + 'static,
-    {
-        let mut explained = refusal::explain(action, object, error);
-        if refusal::concerns_credentials(error) {
-            explained = explained.after_reload();
-        }
-        Failure {
-            error: self.budget.failed(explained),
-            lacks_permission: refusal::lacks_permission(error),
-            wrong_key: refusal::names_wrong_key(error),
-        }
+    fn unreadable(&self) -> Failure {
+        let what = format!("{} on {} was answered with something else", self.action, self.object);
+        Error::new(Kind::Unavailable, what)
+            .with_hint("see whether the endpoint is AWS KMS and whether a proxy stands between")
+            .into()
     }
 }
 
@@ -300,38 +286,49 @@ async fn load(config: &Config, files: &Files, http: &Http) -> SdkConfig {
     loader.load().await
 }
 
+/// Where KMS is: as the settings say, or variables and profile, or AWS's own rules.
+async fn endpoint(settings: &Settings, sdk: &SdkConfig, region: &str) -> Result<String, Error> {
+    let bad = |error: &dyn std::error::Error| {
+        Error::new(Kind::Config, format!("there is no endpoint of KMS for {region}: {error}"))
+            .with_hint("check kek.region, settings.fips and settings.dualstack")
+    };
+    let key = ServiceConfigKey::builder()
+        .service_id("KMS")
+        .env("AWS_ENDPOINT_URL")
+        .profile("endpoint_url")
+        .build()
+        .map_err(|error| bad(&error))?;
+    let named = || sdk.service_config().and_then(|service| service.load_config(key));
+    let url = settings.endpoint.clone().or_else(named);
+    let url = url.or_else(|| sdk.endpoint_url().map(str::to_owned));
+    let params = Params::builder()
+        .region(region)
+        .set_endpoint(url)
+        .set_use_fips(settings.fips.or_else(|| sdk.use_fips()))
+        .set_use_dual_stack(settings.dualstack.or_else(|| sdk.use_dual_stack()))
+        .build()
+        .map_err(|error| bad(&error))?;
+    let found = DefaultResolver::new().resolve_endpoint(&params).await;
+    found.map(|endpoint| endpoint.url().to_owned()).map_err(|error| bad(&*error))
+}
+
 /// Connections that trust what `config` says, shared with every client that trusts the same.
 fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
-    let bundle = config.ca_bundle(&Environment::process());
+    let (settings, environment) = (config.settings(), Environment::process());
+    let bundle = config.ca_bundle(&environment);
     let bundle = bundle.map(|path| files.secret(&path)).transpose()?;
     let trust = Trust {
         bundle: bundle.map(|bundle| sidekey_core::sha256(bundle.expose())),
-        connect_timeout: config.settings().connect_timeout(),
+        connect_timeout: settings.connect_timeout(),
+        proxy: settings.proxy.clone().or_else(|| environment.proxy()),
     };
-    if let Some(http) = find(&CONNECTIONS, &trust) {
+    if let Some(http) = CONNECTIONS.find(&trust) {
         return Ok(http);
     }
-    let ways = Ways::new(tls::client(bundle)?, trust.connect_timeout);
+    let direct = environment.no_proxy().unwrap_or_default();
+    let proxy = trust.proxy.as_deref().and_then(|url| Proxy::parse(url, &direct));
+    let ways = Ways::new(tls::client(bundle)?, trust.connect_timeout, proxy);
     let http = Arc::new(Http::new(ways));
-    keep(&CONNECTIONS, trust, &http);
+    CONNECTIONS.keep(trust, &http);
     Ok(http)
-}
-
-fn find<K: PartialEq, V>(table: &Mutex<Vec<(K, Weak<V>)>>, key: &K) -> Option<Arc<V>> {
-    let table = table.lock().unwrap_or_else(PoisonError::into_inner);
-    table.iter().find(|(known, _)| known == key).and_then(|(_, value)| value.upgrade())
-}
-
-fn keep<K: PartialEq, V>(table: &Mutex<Vec<(K, Weak<V>)>>, key: K, value: &Arc<V>) {
-    let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
-    table.retain(|(_, value)| value.strong_count() > 0);
-    table.push((key, Arc::downgrade(value)));
-}
-
-fn given(context: &HashMap<String, String>) -> Option<HashMap<String, String>> {
-    (!context.is_empty()).then(|| context.clone())
-}
-
-fn empty(action: &str, object: &str) -> Failure {
-    Error::new(Kind::Bug, format!("{action} on {object} was answered with nothing")).into()
 }

@@ -194,3 +194,6 @@ impl Flags {
 fn bad(text: String) -> Error {
     Error::new(Kind::Invalid, text)
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use sidekey_core::config::{Problems, fields, parse_duration};
 
 use crate::arn::KeyName;
 use crate::environment::Environment;
+use crate::http::proxy::Proxy;
 use crate::profile::Profiles;
 
 /// AWS allows no larger one, and it is part of every call.
@@ -47,6 +48,7 @@ pub(crate) struct Settings {
     pub(crate) dualstack: Option<bool>,
     pub(crate) source_arn: Option<String>,
     pub(crate) ca_bundle: Option<PathBuf>,
+    pub(crate) proxy: Option<String>,
     #[serde(deserialize_with = "fields::text")]
     connect_timeout: Option<String>,
     #[serde(deserialize_with = "fields::text")]
@@ -215,6 +217,13 @@ impl Settings {
         if self.source_arn.is_some() && self.source_account().is_none() {
             problems.add("settings.sourceArn", "is no ARN with an account in it");
         }
+        let proxy = self.proxy.as_deref();
+        if proxy.is_some_and(|url| Proxy::parse(url, "").is_none()) {
+            problems.add("settings.proxy", "is no proxy: write http://host:port");
+        } else if proxy.is_some_and(|url| url.contains('@')) {
+            // Settings are logged.
+            problems.add("settings.proxy", "holds a password: set HTTPS_PROXY in its place");
+        }
         absolute("settings.caBundle", self.ca_bundle.as_deref(), problems);
         for (field, text) in [
             ("settings.connectTimeout", &self.connect_timeout),
@@ -323,3 +332,6 @@ fn absolute(field: &str, path: Option<&Path>, problems: &mut Problems) {
         problems.add(field, "must be an absolute path");
     }
 }
+
+#[cfg(test)]
+mod tests;

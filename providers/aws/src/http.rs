@@ -16,14 +16,16 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
-use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, Request, Uri, header};
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, Uri, header};
 use http_body_util::{BodyExt, Full};
+use hyper::body::Body;
 use hyper::client::conn::http1::SendRequest;
 use sidekey_core::Secret;
 use tokio::time::{Instant, timeout};
 
 pub(crate) mod connect;
+pub(crate) mod proxy;
 pub(crate) mod tls;
 
 use connect::{Origin, Ways};
@@ -73,6 +75,7 @@ impl Http {
         Self(Arc::new(Inner { ways, idle: Mutex::default() }))
     }
 
+    /// For the SDK: a request to any URL.
     async fn call(
         &self,
         request: HttpRequest,
@@ -80,20 +83,31 @@ impl Http {
     ) -> Result<HttpResponse, ConnectorError> {
         let request = request.try_into_http1x().map_err(|error| other(error.into()))?;
         let (origin, request) = prepare(request)?;
+        let (head, body) = self.exchange(&origin, request, limit).await?.into_parts();
+        let response = http::Response::from_parts(head, SdkBody::from(body));
+        HttpResponse::try_from(response).map_err(|error| other(error.into()))
+    }
+
+    /// Sends a request, and reads the whole answer.
+    pub(crate) async fn exchange(
+        &self,
+        origin: &Origin,
+        request: Request<Full<Bytes>>,
+        limit: Option<Duration>,
+    ) -> Result<Response<Bytes>, ConnectorError> {
         loop {
-            let Taken { mut sender, used } = self.take(&origin, limit).await?;
+            let Taken { mut sender, used } = self.take(origin, limit).await?;
             let answer = sender.send_request(request.clone()).await;
             let response = match answer {
                 Ok(response) => response,
                 // The other side closed it while it was idle: nothing was done with the request.
                 Err(error) if used && lost(&error) => continue,
-                Err(error) => return Err(ConnectorError::io(error.into())),
+                Err(error) => return Err(connect::broken(origin, &error)),
             };
             let (head, body) = response.into_parts();
             let body = read(body).await?;
-            self.put(origin, sender);
-            let response = http::Response::from_parts(head, SdkBody::from(body));
-            return HttpResponse::try_from(response).map_err(|error| other(error.into()));
+            self.put(origin.clone(), sender);
+            return Ok(Response::from_parts(head, body));
         }
     }
 
@@ -182,7 +196,8 @@ fn prepare(request: Request<SdkBody>) -> Result<(Origin, Request<Full<Bytes>>), 
 
 /// Reads an answer, which may hold a key in clear: the buffer is wiped when it is dropped.
 async fn read(mut body: hyper::body::Incoming) -> Result<Bytes, ConnectorError> {
-    let mut whole = BytesMut::new();
+    let expected = usize::try_from(body.size_hint().lower()).unwrap_or(MAX_ANSWER);
+    let mut whole = Vec::with_capacity(expected.min(MAX_ANSWER));
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| ConnectorError::io(error.into()))?;
         let Some(data) = frame.data_ref() else { continue };
@@ -191,10 +206,11 @@ async fn read(mut body: hyper::body::Incoming) -> Result<Bytes, ConnectorError> 
         }
         whole.extend_from_slice(data);
     }
-    Ok(Bytes::from_owner(Wiped(Secret::new(whole.into()))))
+    Ok(Bytes::from_owner(Wiped(Secret::new(whole))))
 }
 
-struct Wiped(Secret);
+/// Bytes that are wiped when the last one who uses them is done.
+pub(crate) struct Wiped(pub(crate) Secret);
 
 impl AsRef<[u8]> for Wiped {
     fn as_ref(&self) -> &[u8] {

@@ -10,9 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use aws_credential_types::Credentials;
-use aws_credential_types::provider::error::CredentialsError;
-use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
-use sidekey_core::{Error, jitter};
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
+use sidekey_core::{Error, Kind, jitter};
 use tokio::time::Instant;
 
 use crate::refusal;
@@ -57,7 +56,7 @@ impl Identity {
     }
 
     /// Makes sure that there are credentials; waits only where there are none that are good.
-    pub(crate) async fn ready(&self) -> Result<(), Error> {
+    async fn ready(&self) -> Result<(), Error> {
         let now = SystemTime::now();
         match self.held().filter(|held| held.is_good(now)) {
             None => self.renew().await,
@@ -91,8 +90,15 @@ impl Identity {
         self.ready().await
     }
 
+    /// Credentials that are good.
+    pub(crate) async fn credentials(&self) -> Result<Credentials, Error> {
+        self.ready().await?;
+        let held = self.held().map(|held| held.credentials);
+        held.ok_or_else(|| Error::new(Kind::Unavailable, "there are no credentials any more"))
+    }
+
     /// The access key in use, which is no secret.
-    pub(crate) fn access_key_id(&self) -> Option<String> {
+    fn access_key_id(&self) -> Option<String> {
         self.held().map(|held| held.credentials.access_key_id().to_owned())
     }
 
@@ -159,17 +165,6 @@ impl Held {
 
     fn is_stale(&self, now: SystemTime) -> bool {
         self.stale.is_some_and(|stale| stale <= now)
-    }
-}
-
-impl ProvideCredentials for Identity {
-    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
-    where
-        Self: 'a,
-    {
-        let held = self.held().map(|held| held.credentials);
-        let none = || CredentialsError::not_loaded("no credentials have been fetched yet");
-        future::ProvideCredentials::ready(held.ok_or_else(none))
     }
 }
 

@@ -1,11 +1,12 @@
 //! The key behind the configured name: which one it is, and which key material it has now.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
 
-use aws_sdk_kms::types::{KeyMetadata, KeySpec, KeyState, KeyUsageType};
 use sidekey_core::{Error, Kind, Secret};
 
 use crate::arn::{KeyArn, KeyName};
+use crate::calls::Metadata;
 use crate::client::{Client, Failure};
 use crate::key_id::{Version, is_material};
 use crate::own_deadline;
@@ -39,7 +40,7 @@ impl Kek {
     pub(crate) async fn find(
         client: &Client,
         name: &KeyName,
-        context: &HashMap<String, String>,
+        context: &BTreeMap<String, String>,
         before: Option<&Self>,
         same_configuration: bool,
     ) -> Result<Self, Error> {
@@ -82,7 +83,7 @@ impl Kek {
         &self,
         client: &Client,
         name: &KeyName,
-        context: &HashMap<String, String>,
+        context: &BTreeMap<String, String>,
     ) -> Result<Self, Error> {
         if matches!(self.material, Material::Unknown(_)) && !name.is_alias() {
             return Ok(self.clone());
@@ -144,7 +145,7 @@ impl Kek {
         &self,
         client: &Client,
         name: &KeyName,
-        context: &HashMap<String, String>,
+        context: &BTreeMap<String, String>,
         new: Described,
     ) -> Result<Self, Error> {
         if !name.is_alias() {
@@ -178,25 +179,25 @@ struct Described {
 }
 
 impl Described {
-    fn new(name: &KeyName, metadata: KeyMetadata) -> Result<Self, Error> {
-        let symmetric = metadata.key_spec().is_none_or(|spec| *spec == KeySpec::SymmetricDefault)
-            && metadata.key_usage().is_none_or(|usage| *usage == KeyUsageType::EncryptDecrypt);
+    fn new(name: &KeyName, metadata: Metadata) -> Result<Self, Error> {
+        let symmetric = metadata.key_spec.is_none_or(|spec| spec == "SYMMETRIC_DEFAULT")
+            && metadata.key_usage.is_none_or(|usage| usage == "ENCRYPT_DECRYPT");
         if !symmetric {
             return Err(Error::new(Kind::Config, format!("{name} is not a symmetric key"))
                 .with_hint(
                     "only keys of spec SYMMETRIC_DEFAULT and usage ENCRYPT_DECRYPT can be used",
                 ));
         }
-        if let Some((state, hint)) = metadata.key_state().and_then(unusable) {
-            let until = metadata.deletion_date().map_or(String::new(), |date| {
-                std::time::SystemTime::try_from(*date).map_or(String::new(), |date| {
-                    format!(", to be deleted at {}", sidekey_core::time(date))
-                })
+        if let Some((state, hint)) = metadata.key_state.as_deref().and_then(unusable) {
+            let date = metadata.deletion_date.filter(|date| (0.0..1e11).contains(date));
+            let until = date.map_or(String::new(), |date| {
+                let date = SystemTime::UNIX_EPOCH + Duration::from_secs_f64(date);
+                format!(", to be deleted at {}", sidekey_core::time(date))
             });
             let what = format!("{name} is {state}{until}");
             return Err(Error::new(Kind::KeyState, what).with_hint(hint));
         }
-        let arn = metadata.arn().and_then(KeyArn::parse).ok_or_else(|| {
+        let arn = metadata.arn.as_deref().and_then(KeyArn::parse).ok_or_else(|| {
             Error::new(Kind::Bug, format!("kms:DescribeKey on {name} gave no ARN"))
                 .with_hint("see whether the endpoint is AWS KMS")
         })?;
@@ -206,14 +207,14 @@ impl Described {
 }
 
 /// States in which neither Encrypt nor Decrypt works, and what to do about them.
-fn unusable(state: &KeyState) -> Option<(&'static str, &'static str)> {
+fn unusable(state: &str) -> Option<(&'static str, &'static str)> {
     match state {
-        KeyState::Disabled => Some(("disabled", "enable it, as by `aws kms enable-key`")),
-        KeyState::PendingDeletion | KeyState::PendingReplicaDeletion => Some((
+        "Disabled" => Some(("disabled", "enable it, as by `aws kms enable-key`")),
+        "PendingDeletion" | "PendingReplicaDeletion" => Some((
             "pending deletion",
             "all data under it is lost with it: `aws kms cancel-key-deletion`, then enable-key",
         )),
-        KeyState::PendingImport => {
+        "PendingImport" => {
             Some(("without key material", "import the key material, it may have expired"))
         }
         _ => None,
@@ -224,12 +225,12 @@ fn unusable(state: &KeyState) -> Option<(&'static str, &'static str)> {
 async fn by_encrypting(
     client: &Client,
     name: &KeyName,
-    context: &HashMap<String, String>,
+    context: &BTreeMap<String, String>,
 ) -> Result<KeyArn, Error> {
     let sample = Secret::random(32)?;
     let answer =
         client.encrypt(&name.to_string(), sample.expose(), context, own_deadline()).await?;
-    answer.key_id().and_then(KeyArn::parse).ok_or_else(|| {
+    answer.key.as_deref().and_then(KeyArn::parse).ok_or_else(|| {
         Error::new(Kind::Config, format!("what {name} stands for cannot be found out"))
             .with_hint("allow kms:DescribeKey on the key, or name the key by its ARN")
     })
@@ -238,14 +239,12 @@ async fn by_encrypting(
 async fn round_trip(
     client: &Client,
     arn: &KeyArn,
-    context: &HashMap<String, String>,
+    context: &BTreeMap<String, String>,
 ) -> Result<(), Error> {
     let (key, sample) = (arn.to_string(), Secret::random(32)?);
     let wrapped = client.encrypt(&key, sample.expose(), context, own_deadline()).await?;
-    let blob = wrapped.ciphertext_blob.map(|blob| blob.into_inner()).unwrap_or_default();
-    let back = client.decrypt(Some(&key), &blob, context, own_deadline()).await?;
-    let back = back.plaintext.map(|blob| Secret::new(blob.into_inner()));
-    if back.as_ref() == Some(&sample) {
+    let back = client.decrypt(Some(&key), &wrapped.blob, context, own_deadline()).await?;
+    if back.plaintext == sample {
         return Ok(());
     }
     Err(Error::new(Kind::Bug, format!("{arn} unwraps something else than what it wrapped")))

@@ -21,6 +21,7 @@
 //! and region, so that is how far a key_id can lead.
 
 mod arn;
+mod calls;
 mod client;
 mod commands;
 mod config;
@@ -32,10 +33,14 @@ mod key_id;
 mod profile;
 mod refusal;
 mod retries;
-mod source_arn;
+mod shared;
+mod sign;
 mod sources;
+#[cfg(test)]
+mod testing;
+mod wire;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -64,7 +69,7 @@ pub struct Aws {
     client: Arc<Client>,
     /// The key as configured, in the region of the client.
     name: KeyName,
-    context: HashMap<String, String>,
+    context: BTreeMap<String, String>,
     /// The key that it stands for now.
     kek: Mutex<Kek>,
 }
@@ -99,7 +104,7 @@ impl Provider for Aws {
         let client = Client::shared(config, files).await?;
         let name = config.key().ok_or_else(|| Error::new(Kind::Config, "no key is set"))?;
         let name = name.in_region(client.region());
-        let context = config.encryption_context().into_iter().collect();
+        let context = config.encryption_context();
         let same = previous.filter(|previous| previous.config == *config);
         let before = previous.map(|previous| previous.kek().clone());
         let kek = Kek::find(&client, &name, &context, before.as_ref(), same.is_some()).await?;
@@ -125,14 +130,10 @@ impl Provider for Aws {
         })?;
         let key = version.arn.to_string();
         let answer = self.client.encrypt(&key, plaintext, &self.context, call.deadline).await?;
-        same_key("kms:Encrypt", &version.arn, answer.key_id())?;
-        let blob = answer.ciphertext_blob.map(|blob| blob.into_inner()).unwrap_or_default();
-        if blob.is_empty() {
-            return Err(Error::new(Kind::Bug, format!("kms:Encrypt on {key} gave no ciphertext")));
-        }
-        let mut ciphertext = Vec::with_capacity(1 + blob.len());
+        same_key("kms:Encrypt", &version.arn, answer.key.as_deref())?;
+        let mut ciphertext = Vec::with_capacity(1 + answer.blob.len());
         ciphertext.push(FORMAT);
-        ciphertext.extend_from_slice(&blob);
+        ciphertext.extend_from_slice(&answer.blob);
         let (key_id, annotations) = (key_id.clone(), BTreeMap::new());
         Ok(Sealed { key_id, ciphertext: ciphertext.into(), annotations })
     }
@@ -187,21 +188,17 @@ impl Aws {
         let answer = match self.client.decrypt(Some(&key), blob, context, deadline).await {
             Err(failure) if failure.wrong_key && matches!(target, Target::OrNeighbour(_)) => {
                 let answer = self.client.decrypt(None, blob, context, deadline).await?;
-                neighbour(arn, answer.key_id())?;
+                neighbour(arn, answer.key.as_deref())?;
                 answer
             }
             result => {
                 let answer = result?;
-                same_key("kms:Decrypt", arn, answer.key_id())?;
+                same_key("kms:Decrypt", arn, answer.key.as_deref())?;
                 answer
             }
         };
-        let material = answer.key_material_id.filter(|material| key_id::is_material(material));
-        let plaintext = answer.plaintext.map(|blob| Secret::new(blob.into_inner()));
-        let plaintext = plaintext.ok_or_else(|| {
-            Error::new(Kind::Bug, format!("kms:Decrypt on {key} gave no plaintext"))
-        })?;
-        Ok(Unwrapped { plaintext, material })
+        let material = answer.material.filter(|material| key_id::is_material(material));
+        Ok(Unwrapped { plaintext: answer.plaintext, material })
     }
 }
 

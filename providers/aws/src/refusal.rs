@@ -7,9 +7,11 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_sts::operation::assume_role::AssumeRoleError;
 use aws_sdk_sts::operation::assume_role_with_web_identity::AssumeRoleWithWebIdentityError;
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
-use aws_smithy_runtime_api::client::result::SdkError;
+use aws_smithy_runtime_api::client::result::{ConnectorError, SdkError};
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 use sidekey_core::{Error, Kind};
+
+use crate::wire::Refusal;
 
 /// Longest text of AWS that is passed on.
 const MAX_TEXT: usize = 400;
@@ -21,32 +23,44 @@ struct Meaning {
 }
 
 /// Explains why `action` on `object` failed.
-pub(crate) fn explain<E>(action: &str, object: &str, error: &SdkError<E, HttpResponse>) -> Error
+pub(crate) fn explain(action: &str, object: &str, refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Said { status, code, message } => {
+            refused(action, object, status, code.as_deref(), message.as_deref())
+        }
+        Refusal::Silent(error) => silent(action, object, &error),
+        Refusal::Unsaid(error) => error,
+    }
+}
+
+/// The same for the calls that the SDK makes.
+fn explain_sdk<E>(action: &str, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: ProvideErrorMetadata + std::error::Error + 'static,
 {
+    let object = "the configured role";
     match error {
         SdkError::ServiceError(service) => {
             let status = service.raw().status().as_u16();
             refused(action, object, status, service.err().code(), service.err().message())
         }
-        SdkError::DispatchFailure(failure) => {
-            let cause = failure.as_connector_error().map(|error| chain(error)).unwrap_or_default();
-            let kind = if failure.is_timeout() { Kind::Timeout } else { Kind::Unavailable };
-            Error::new(kind, format!("{action} on {object}: {cause}")).with_hint(reach(&cause))
-        }
+        SdkError::DispatchFailure(failure) => match failure.as_connector_error() {
+            Some(error) => silent(action, object, error),
+            None => Error::new(Kind::Unavailable, format!("{action} on {object} was not sent")),
+        },
         SdkError::TimeoutError(_) => slow(action, object),
-        SdkError::ResponseError(response) => {
-            let status = response.raw().status().as_u16();
-            let what = format!("{action} on {object} got an answer (HTTP {status}) that is none");
-            Error::new(if status == 403 { Kind::Denied } else { Kind::Unavailable }, what)
-                .with_hint("see whether the endpoint is AWS KMS and whether a proxy stands between")
-        }
         other => {
-            let what = format!("{action} on {object} could not be asked: {}", chain(other));
-            Error::new(Kind::Bug, what).with_hint("check settings.endpoint and kek.region")
+            let what = format!("{action} on {object} failed: {}", chain(other));
+            Error::new(Kind::Unavailable, what)
+                .with_hint("see whether the endpoint is AWS STS and whether a proxy stands between")
         }
     }
+}
+
+fn silent(action: &str, object: &str, error: &ConnectorError) -> Error {
+    let kind = if error.is_timeout() { Kind::Timeout } else { Kind::Unavailable };
+    let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), chain);
+    Error::new(kind, format!("{action} on {object}: {cause}")).with_hint(reach(&cause))
 }
 
 /// No answer in the time that one try has.
@@ -56,33 +70,21 @@ pub(crate) fn slow(action: &str, object: &str) -> Error {
 }
 
 /// Whether the code says that the credentials themselves are no longer any good.
-pub(crate) fn concerns_credentials<E: ProvideErrorMetadata>(
-    error: &SdkError<E, HttpResponse>,
-) -> bool {
-    let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
-    code.is_some_and(|code| {
-        matches!(
-            code,
-            "ExpiredTokenException"
-                | "ExpiredToken"
-                | "TokenRefreshRequired"
-                | "UnrecognizedClientException"
-                | "InvalidClientTokenId"
-                | "InvalidAccessKeyId"
-        )
-    })
+pub(crate) fn concerns_credentials(code: &str) -> bool {
+    matches!(
+        code,
+        "ExpiredTokenException"
+            | "ExpiredToken"
+            | "TokenRefreshRequired"
+            | "UnrecognizedClientException"
+            | "InvalidClientTokenId"
+            | "InvalidAccessKeyId"
+    )
 }
 
 /// Whether a permission is missing, and nothing else.
-pub(crate) fn lacks_permission<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> bool {
-    let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
-    matches!(code, Some("AccessDeniedException" | "AccessDenied"))
-}
-
-/// Whether the ciphertext belongs to another key than the one that was named.
-pub(crate) fn names_wrong_key<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> bool {
-    let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
-    code == Some("IncorrectKeyException")
+pub(crate) fn lacks_permission(code: &str) -> bool {
+    matches!(code, "AccessDeniedException" | "AccessDenied")
 }
 
 /// Explains why there are no credentials.
@@ -91,13 +93,12 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
     if let Some(error) = source
         .and_then(|e| e.downcast_ref::<SdkError<AssumeRoleWithWebIdentityError, HttpResponse>>())
     {
-        return explain("sts:AssumeRoleWithWebIdentity", "the configured role", error)
-            .after_reload();
+        return explain_sdk("sts:AssumeRoleWithWebIdentity", error).after_reload();
     }
     if let Some(error) =
         source.and_then(|e| e.downcast_ref::<SdkError<AssumeRoleError, HttpResponse>>())
     {
-        return explain("sts:AssumeRole", "the configured role", error).after_reload();
+        return explain_sdk("sts:AssumeRole", error).after_reload();
     }
     let cause = chain(error);
     match error {

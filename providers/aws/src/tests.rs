@@ -1,1 +1,223 @@
+use bytes::Bytes;
 
+use super::*;
+use crate::testing::{A, B, Fake, call, material};
+
+fn key_id(text: &str) -> KeyId {
+    KeyId::new(text).unwrap()
+}
+
+fn version(arn: &str, n: u8) -> KeyId {
+    key_id(&format!("{arn}/{}", material(n)))
+}
+
+/// What Encrypt and its verification give, as the runtime makes them.
+async fn wrap(key: &Aws, text: &[u8]) -> Sealed {
+    let named = key.key_id().await.unwrap();
+    let mut sealed = key.encrypt(&named, text, &call()).await.unwrap();
+    let (plaintext, key_id) = key.verify(&sealed, &call()).await.unwrap();
+    assert_eq!(plaintext.expose(), text);
+    sealed.key_id = key_id;
+    sealed
+}
+
+async fn unwrap(key: &Aws, sealed: &Sealed) -> Result<Vec<u8>, Kind> {
+    let plaintext = key.decrypt(sealed, &call()).await;
+    plaintext.map(|plaintext| plaintext.expose().to_vec()).map_err(|error| error.kind())
+}
+
+#[tokio::test]
+async fn key_id_names_the_key_and_its_material() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let sealed = wrap(&key, b"seed").await;
+    assert_eq!(sealed.key_id, version(A, 1));
+    assert_eq!(sealed.ciphertext[0], b'1', "as the replaced plugin reads it");
+    assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]));
+    assert_eq!(key.note(), None);
+}
+
+#[tokio::test]
+async fn an_encrypt_is_two_calls_and_every_call_names_the_key() {
+    let fake = Fake::start().await;
+    let key = fake.key("alias/etcd").await;
+    let named = key.key_id().await.unwrap();
+    fake.state().calls.clear();
+    let sealed = key.encrypt(&named, b"seed", &call()).await.unwrap();
+    key.verify(&sealed, &call()).await.unwrap();
+    let state = fake.state();
+    let calls: Vec<_> =
+        state.calls.iter().map(|(op, key, _)| (op.as_str(), key.as_str())).collect();
+    assert_eq!(calls, [("Encrypt", A), ("Decrypt", A)]);
+}
+
+#[tokio::test]
+async fn a_rotation_moves_key_id_by_itself_and_old_data_stays_readable() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let old = wrap(&key, b"old").await;
+    fake.state().keys.get_mut(A).unwrap().push(material(9));
+    assert_eq!(key.key_id().await.unwrap(), version(A, 9));
+    assert_eq!(wrap(&key, b"new").await.key_id, version(A, 9));
+    assert_eq!(unwrap(&key, &old).await.as_deref(), Ok(&b"old"[..]));
+}
+
+#[tokio::test]
+async fn a_rotation_between_two_probes_is_told_by_the_verification() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let announced = key.key_id().await.unwrap();
+    fake.state().keys.get_mut(A).unwrap().push(material(9));
+    let sealed = key.encrypt(&announced, b"seed", &call()).await.unwrap();
+    let (_, truth) = key.verify(&sealed, &call()).await.unwrap();
+    assert_eq!((announced, truth), (version(A, 1), version(A, 9)));
+    fake.state().refuse.insert("DescribeKey".into(), "ThrottlingException");
+    assert_eq!(key.key_id().await.unwrap(), version(A, 9), "what Decrypt told is not forgotten");
+}
+
+#[tokio::test]
+async fn without_the_permission_key_id_is_the_arn_alone_and_stays_so() {
+    let fake = Fake::start().await;
+    fake.state().refuse.insert("DescribeKey".into(), "AccessDeniedException");
+    let config = fake.config(A);
+    let key = fake.connect(&config, None).await.unwrap();
+    assert_eq!(wrap(&key, b"seed").await.key_id, key_id(A));
+    fake.state().refuse.clear();
+    assert_eq!(wrap(&key, b"seed").await.key_id, key_id(A));
+    // New files, same configuration.
+    let again = fake.connect(&config, Some(&key)).await.unwrap();
+    assert_eq!(wrap(&again, b"seed").await.key_id, key_id(A));
+    assert!(again.note().unwrap().contains("kms:DescribeKey is not allowed"));
+    // Another configuration decides anew.
+    let mut other = fake.document(A);
+    other["settings"]["retryTokens"] = 100.into();
+    let other = serde_json::from_value(other).unwrap();
+    let fresh = fake.connect(&other, Some(&again)).await.unwrap();
+    assert_eq!(wrap(&fresh, b"seed").await.key_id, version(A, 1));
+}
+
+#[tokio::test]
+async fn a_kms_that_never_tells_the_material_is_used_by_its_arn() {
+    let fake = Fake::start().await;
+    fake.state().tells = false;
+    let key = fake.key(A).await;
+    assert_eq!(wrap(&key, b"seed").await.key_id, key_id(A));
+    assert!(key.note().unwrap().contains("does not tell"));
+    let asked = fake.count("DescribeKey");
+    key.key_id().await.unwrap();
+    assert_eq!(fake.count("DescribeKey"), asked, "nobody asks what is not told");
+}
+
+#[tokio::test]
+async fn a_permission_that_is_lost_later_moves_nothing() {
+    let fake = Fake::start().await;
+    let config = fake.config(A);
+    let key = fake.connect(&config, None).await.unwrap();
+    fake.state().refuse.insert("DescribeKey".into(), "AccessDeniedException");
+    assert_eq!(key.key_id().await.unwrap(), version(A, 1));
+    assert!(key.note().unwrap().contains("not fresh"));
+    let again = fake.connect(&config, Some(&key)).await.unwrap();
+    assert_eq!(wrap(&again, b"seed").await.key_id, version(A, 1));
+}
+
+#[tokio::test]
+async fn an_alias_that_is_moved_is_another_key_and_old_data_stays_readable() {
+    let fake = Fake::start().await;
+    let key = fake.key("alias/etcd").await;
+    let old = wrap(&key, b"old").await;
+    assert_eq!(old.key_id, version(A, 1));
+    fake.state().aliases.insert("alias/etcd".into(), B.into());
+    let new = wrap(&key, b"new").await;
+    assert_eq!(new.key_id, version(B, 2));
+    let restarted = fake.key("alias/etcd").await;
+    let mut by_old_plugin = old.clone();
+    by_old_plugin.key_id = key_id("alias/etcd");
+    for key in [&key, &restarted] {
+        assert_eq!(unwrap(key, &old).await.as_deref(), Ok(&b"old"[..]));
+        assert_eq!(unwrap(key, &new).await.as_deref(), Ok(&b"new"[..]));
+        assert_eq!(unwrap(key, &by_old_plugin).await.as_deref(), Ok(&b"old"[..]));
+    }
+}
+
+#[tokio::test]
+async fn an_alias_that_is_moved_to_a_key_we_may_not_use_changes_nothing() {
+    let fake = Fake::start().await;
+    let key = fake.key("alias/etcd").await;
+    fake.state().refuse.insert(format!("Encrypt {B}"), "AccessDeniedException");
+    fake.state().aliases.insert("alias/etcd".into(), B.into());
+    assert_eq!(wrap(&key, b"seed").await.key_id, version(A, 1));
+    let note = key.note().unwrap();
+    assert!(note.contains(B) && note.contains("cannot be used"), "{note}");
+}
+
+#[tokio::test]
+async fn a_disabled_or_dying_key_says_so() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    for (state, text) in [("Disabled", "enable-key"), ("PendingDeletion", "cancel-key-deletion")] {
+        fake.state().states.insert(A.into(), state);
+        let error = key.key_id().await.unwrap_err();
+        assert_eq!(error.kind(), Kind::KeyState);
+        assert!(error.report().contains(text), "{}", error.report());
+    }
+    fake.state().states.clear();
+    assert!(key.key_id().await.is_ok());
+}
+
+#[tokio::test]
+async fn forged_or_foreign_data_is_refused_by_kind() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let sealed = wrap(&key, b"seed").await;
+    let with = |change: &dyn Fn(&mut Sealed)| {
+        let mut sealed = sealed.clone();
+        change(&mut sealed);
+        sealed
+    };
+    let altered = with(&|sealed| sealed.ciphertext = Bytes::from_static(b"1junk"));
+    assert_eq!(unwrap(&key, &altered).await, Err(Kind::Corrupt));
+    let bare = with(&|sealed| sealed.ciphertext = sealed.ciphertext.slice(1..));
+    assert_eq!(unwrap(&key, &bare).await, Err(Kind::Corrupt));
+    let foreign = with(&|sealed| sealed.key_id = key_id(B));
+    assert_eq!(unwrap(&key, &foreign).await, Err(Kind::KeyState));
+    let other = wrap(&fake.key(B).await, b"seed").await;
+    let relabelled = with(&|sealed| sealed.ciphertext = other.ciphertext.clone());
+    assert_eq!(unwrap(&key, &relabelled).await, Err(Kind::KeyState));
+    assert!(!fake.state().calls.iter().any(|(op, key, _)| op == "Decrypt" && key.is_empty()));
+}
+
+#[tokio::test]
+async fn refused_credentials_are_fetched_anew_once() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let sealed = wrap(&key, b"seed").await;
+    fake.state().refuse.insert("Decrypt".into(), "ExpiredTokenException");
+    let asked = fake.count("Decrypt");
+    let error = key.decrypt(&sealed, &call()).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Denied);
+    assert!(error.needs_reload());
+    assert_eq!(fake.count("Decrypt"), asked + 2);
+}
+
+#[tokio::test]
+async fn keys_of_equal_settings_share_a_client() {
+    let fake = Fake::start().await;
+    let (a, b) = (fake.key(A).await, fake.key(B).await);
+    assert!(Arc::ptr_eq(&a.client, &b.client));
+}
+
+#[tokio::test]
+async fn the_source_of_the_calls_is_told_and_signed() {
+    let fake = Fake::start().await;
+    let arn = "arn:aws:eks:us-east-1:444455556666:cluster/prod";
+    let mut config = fake.document(A);
+    config["settings"]["sourceArn"] = arn.into();
+    let key = fake.connect(&serde_json::from_value(config).unwrap(), None).await.unwrap();
+    wrap(&key, b"seed").await;
+    for (operation, _, headers) in &fake.state().calls {
+        assert_eq!(headers["x-amz-source-arn"], arn, "{operation}");
+        assert_eq!(headers["x-amz-source-account"], "444455556666");
+        let signed = headers["authorization"].to_str().unwrap();
+        assert!(signed.contains("x-amz-source-account;x-amz-source-arn"), "{signed}");
+    }
+}

@@ -17,6 +17,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::proxy::Proxy;
+
 /// Room for the answers, which are small; it grows if need be.
 const BUFFER: usize = 16 * 1024;
 
@@ -32,6 +34,7 @@ pub(crate) struct Origin {
 pub(crate) struct Ways {
     tls: Arc<rustls::ClientConfig>,
     connect_timeout: Duration,
+    proxy: Option<Proxy>,
 }
 
 impl Origin {
@@ -61,9 +64,13 @@ impl Origin {
 }
 
 impl Ways {
-    /// TLS with these roots, and this long for each address.
-    pub(crate) fn new(tls: Arc<rustls::ClientConfig>, connect_timeout: Duration) -> Self {
-        Self { tls, connect_timeout }
+    /// TLS with these roots, this long for each address, and perhaps through a proxy.
+    pub(crate) fn new(
+        tls: Arc<rustls::ClientConfig>,
+        connect_timeout: Duration,
+        proxy: Option<Proxy>,
+    ) -> Self {
+        Self { tls, connect_timeout, proxy }
     }
 
     /// Opens a connection, and leaves it to a task that ends with it.
@@ -73,10 +80,10 @@ impl Ways {
         limit: Option<Duration>,
     ) -> Result<SendRequest<Full<Bytes>>, ConnectorError> {
         let limit = limit.unwrap_or(self.connect_timeout);
-        let stream = self.open(origin, limit).await?;
         if !origin.tls {
-            return begin(stream).await;
+            return begin(self.open(origin, limit).await?).await;
         }
+        let stream = self.reach(origin, limit).await?;
         let name = ServerName::try_from(origin.name().to_owned())
             .map_err(|error| ConnectorError::user(error.into()))?;
         let shaking = TlsConnector::from(self.tls.clone()).connect(name, stream);
@@ -87,6 +94,21 @@ impl Ways {
             Err(_) => return Err(late("TLS", origin)),
         };
         begin(stream).await
+    }
+
+    /// The other end, through the proxy if there is one for it.
+    async fn reach(&self, origin: &Origin, limit: Duration) -> Result<TcpStream, ConnectorError> {
+        let proxy = self.proxy.as_ref();
+        let Some(proxy) = proxy.filter(|proxy| proxy.serves(&origin.host, origin.port)) else {
+            return self.open(origin, limit).await;
+        };
+        let first = Origin { tls: false, host: proxy.host.clone(), port: proxy.port };
+        let stream = self.open(&first, limit).await?;
+        match timeout(limit * 2, proxy.tunnel(stream, &origin.host, origin.port)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(ConnectorError::io(wrapped("tunnel", origin, error))),
+            Err(_) => Err(late("tunnel", origin)),
+        }
     }
 
     /// The first address that answers.
@@ -132,6 +154,13 @@ where
         }
     });
     Ok(sender)
+}
+
+/// A connection that broke under a request.
+pub(super) fn broken(origin: &Origin, error: &hyper::Error) -> ConnectorError {
+    let cause =
+        std::error::Error::source(error).map_or_else(|| error.to_string(), |e| e.to_string());
+    ConnectorError::io(wrapped("connection", origin, io::Error::other(cause)))
 }
 
 fn wrapped(

@@ -1,0 +1,192 @@
+//! A simulated KMS for the tests of this crate: keys with several materials, aliases, and the
+//! faults that no real server can be made to have on demand.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use sidekey_core::{Call, Error, Files, Provider};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::time::{Duration, Instant};
+
+use crate::{Aws, Config};
+
+pub(crate) const A: &str =
+    "arn:aws:kms:us-east-1:111122223333:key/aaaaaaaa-12ab-34cd-56ef-1234567890ab";
+pub(crate) const B: &str =
+    "arn:aws:kms:us-east-1:111122223333:key/bbbbbbbb-12ab-34cd-56ef-1234567890ab";
+
+/// What the KMS knows, and how it misbehaves.
+pub(crate) struct State {
+    /// The materials of each key, the current one last.
+    pub(crate) keys: BTreeMap<String, Vec<String>>,
+    pub(crate) aliases: BTreeMap<String, String>,
+    /// Keys in a state of their own.
+    pub(crate) states: BTreeMap<String, &'static str>,
+    /// Calls that are answered with this code: operation, or operation and key.
+    pub(crate) refuse: BTreeMap<String, &'static str>,
+    /// Whether DescribeKey tells the material.
+    pub(crate) tells: bool,
+    /// Operation, key and headers of every call.
+    pub(crate) calls: Vec<(String, String, http::HeaderMap)>,
+}
+
+pub(crate) struct Fake {
+    pub(crate) url: String,
+    state: Arc<Mutex<State>>,
+    directory: TempDir,
+}
+
+pub(crate) fn material(n: u8) -> String {
+    format!("{n:02x}").repeat(32)
+}
+
+pub(crate) fn call() -> Call<'static> {
+    Call { uid: "test", deadline: Instant::now() + Duration::from_secs(10) }
+}
+
+impl Fake {
+    /// A KMS with two keys and an alias of the first.
+    pub(crate) async fn start() -> Self {
+        let keys = [(A, 1), (B, 2)].map(|(arn, n)| (arn.to_owned(), vec![material(n)]));
+        let state = State {
+            keys: keys.into(),
+            aliases: [("alias/etcd".to_owned(), A.to_owned())].into(),
+            states: BTreeMap::new(),
+            refuse: BTreeMap::new(),
+            tells: true,
+            calls: Vec::new(),
+        };
+        let state = Arc::new(Mutex::new(state));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(accept(listener, state.clone()));
+        let directory = TempDir::new().unwrap();
+        std::fs::write(directory.path().join("id"), "AKIDEXAMPLE\n").unwrap();
+        std::fs::write(directory.path().join("secret"), "hunter2\n").unwrap();
+        Self { url, state, directory }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    pub(crate) fn config(&self, key: &str) -> Config {
+        serde_json::from_value(self.document(key)).unwrap()
+    }
+
+    pub(crate) fn document(&self, key: &str) -> Value {
+        let path = |name: &str| self.directory.path().join(name);
+        json!({
+            "kek": {"key": key, "region": "us-east-1", "encryptionContext": {"cluster": "test"}},
+            "settings": {"endpoint": self.url},
+            "credentials": {"accessKeyIdFile": path("id"), "secretAccessKeyFile": path("secret")},
+        })
+    }
+
+    pub(crate) async fn connect(&self, config: &Config, old: Option<&Aws>) -> Result<Aws, Error> {
+        let files = Aws::files(config);
+        let files = Files::read(files.iter().map(|path| path.as_path()))?;
+        Aws::connect(config, &files, old).await
+    }
+
+    pub(crate) async fn key(&self, key: &str) -> Aws {
+        self.connect(&self.config(key), None).await.unwrap()
+    }
+
+    /// How often an operation was asked for.
+    pub(crate) fn count(&self, operation: &str) -> usize {
+        self.state().calls.iter().filter(|(asked, ..)| asked == operation).count()
+    }
+}
+
+async fn accept(listener: TcpListener, state: Arc<Mutex<State>>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let state = state.clone();
+        let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+            let state = state.clone();
+            async move {
+                let (head, body) = request.into_parts();
+                let body = body.collect().await.unwrap().to_bytes();
+                let (status, answer) = state.lock().unwrap().answer(head.headers, &body);
+                let body = Full::new(Bytes::from(answer.to_string()));
+                Ok::<_, Infallible>(Response::builder().status(status).body(body).unwrap())
+            }
+        });
+        let connection = hyper::server::conn::http1::Builder::new();
+        tokio::spawn(connection.serve_connection(TokioIo::new(stream), service));
+    }
+}
+
+impl State {
+    fn answer(&mut self, headers: http::HeaderMap, body: &[u8]) -> (u16, Value) {
+        let target = headers["x-amz-target"].to_str().unwrap();
+        let operation = target.strip_prefix("TrentService.").unwrap().to_owned();
+        let request: Value = serde_json::from_slice(body).unwrap();
+        let named = request["KeyId"].as_str().unwrap_or_default().to_owned();
+        self.calls.push((operation.clone(), named.clone(), headers));
+        let key = self.aliases.get(&named).unwrap_or(&named).clone();
+        let refusal = self.refuse.get(&operation);
+        if let Some(code) = refusal.or_else(|| self.refuse.get(&format!("{operation} {key}"))) {
+            return refused(code);
+        }
+        match operation.as_str() {
+            "DescribeKey" => self.describe(&key),
+            "Encrypt" => self.encrypt(&key, &request),
+            _ => self.decrypt(&key, &request),
+        }
+    }
+
+    fn describe(&self, key: &str) -> (u16, Value) {
+        let Some(materials) = self.keys.get(key) else { return refused("NotFoundException") };
+        let mut metadata = json!({
+            "KeyId": key, "Arn": key, "KeySpec": "SYMMETRIC_DEFAULT",
+            "KeyUsage": "ENCRYPT_DECRYPT", "KeyState": self.states.get(key).unwrap_or(&"Enabled"),
+        });
+        if self.tells {
+            metadata["CurrentKeyMaterialId"] = materials.last().unwrap().as_str().into();
+        }
+        (200, json!({"KeyMetadata": metadata}))
+    }
+
+    fn encrypt(&self, key: &str, request: &Value) -> (u16, Value) {
+        let Some(materials) = self.keys.get(key) else { return refused("NotFoundException") };
+        let sealed = json!({
+            "key": key, "material": materials.last(), "plaintext": request["Plaintext"],
+            "context": request["EncryptionContext"],
+        });
+        (200, json!({"KeyId": key, "CiphertextBlob": STANDARD.encode(sealed.to_string())}))
+    }
+
+    fn decrypt(&self, key: &str, request: &Value) -> (u16, Value) {
+        let blob = STANDARD.decode(request["CiphertextBlob"].as_str().unwrap()).unwrap();
+        let Ok(sealed) = serde_json::from_slice::<Value>(&blob) else {
+            return refused("InvalidCiphertextException");
+        };
+        if !key.is_empty() && sealed["key"] != key {
+            return refused("IncorrectKeyException");
+        }
+        if sealed["context"] != request["EncryptionContext"] {
+            return refused("InvalidCiphertextException");
+        }
+        let (key, plaintext) = (&sealed["key"], &sealed["plaintext"]);
+        let mut answer = json!({"KeyId": key, "Plaintext": plaintext});
+        if self.tells {
+            answer["KeyMaterialId"] = sealed["material"].clone();
+        }
+        (200, answer)
+    }
+}
+
+fn refused(code: &str) -> (u16, Value) {
+    (400, json!({"__type": code, "message": "the test says so"}))
+}

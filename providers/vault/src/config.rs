@@ -15,6 +15,8 @@ pub(crate) use credentials::{AppRole, Credentials, Jwt};
 
 /// More servers than a cluster has.
 const MAX_ADDRESSES: usize = 16;
+/// More names than a key has ever had.
+const MAX_FORMER: usize = 16;
 /// Longest name of a mount, key, role or namespace.
 const MAX_NAME: usize = 512;
 
@@ -51,6 +53,9 @@ pub(crate) struct Settings {
     request_timeout: Option<String>,
     /// Whether data without associated data, of vault-kubernetes-kms, is read.
     pub(crate) legacy_data: Option<bool>,
+    /// What the key was called before its mount or namespace was renamed, or before it was
+    /// restored under another name: data names its key, and must not be lost by that.
+    former_keks: Option<Vec<RawKek>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -102,6 +107,13 @@ impl Config {
     /// The key, if the configuration is sound.
     pub(crate) fn kek(&self) -> Option<Kek> {
         self.kek.as_ref()?.kek()
+    }
+
+    /// What the key was called before.
+    pub(crate) fn former_keks(&self) -> Vec<Kek> {
+        let former =
+            self.settings.iter().flat_map(|settings| settings.former_keks.iter().flatten());
+        former.filter_map(RawKek::kek).collect()
     }
 
     /// The servers, as far as they can be read.
@@ -198,9 +210,21 @@ impl Settings {
             }
         }
         check_path("authNamespace", self.auth_namespace.as_deref().map(bare), problems);
+        self.check_former(problems);
         let tls = self.tls.clone().unwrap_or_default();
         problems.within("tls", |problems| tls.check(problems));
         self.timeouts(problems);
+    }
+
+    fn check_former(&self, problems: &mut Problems) {
+        let former = self.former_keks.as_deref().unwrap_or_default();
+        if former.len() > MAX_FORMER {
+            let text = format!("has {} names, at most {MAX_FORMER}", former.len());
+            problems.add("formerKeks", &text);
+        }
+        for (index, kek) in former.iter().enumerate() {
+            problems.within(&format!("formerKeks[{index}]"), |problems| kek.check(problems));
+        }
     }
 
     fn timeouts(&self, problems: &mut Problems) -> (Duration, Duration) {

@@ -6,7 +6,7 @@
 //! everything.
 //!
 //! The one invariant: **what it announces is what Vault has**. A key_id names one version of one key
-//! by the moment at which Vault made it ([`lineage`]); every Encrypt asks for just that version, and
+//! by the moment at which Vault made it; every Encrypt asks for just that version, and
 //! its verification unwraps, in the same call, a witness that was wrapped when the key was loaded.
 //! A key that was deleted and made anew between two calls fails that, so nothing is ever stored
 //! under the name of a key that is gone.
@@ -57,6 +57,7 @@ use tokio::time::Instant;
 pub use config::Config;
 pub use flags::Flags;
 
+use config::Kek;
 use lineage::{Lineage, Named, version_of};
 use server::Answer;
 use session::Session;
@@ -77,6 +78,8 @@ pub struct Vault {
     /// When the last look at the key began; held by who looks.
     looked: tokio::sync::Mutex<Instant>,
     legacy: bool,
+    /// What the key was called before.
+    former: Vec<Kek>,
 }
 
 /// A ciphertext that proves the key.
@@ -126,6 +129,7 @@ impl Provider for Vault {
             witness: Mutex::new(witness),
             looked: tokio::sync::Mutex::new(Instant::now()),
             legacy: settings.and_then(|settings| settings.legacy_data).unwrap_or(true),
+            former: config.former_keks(),
         })
     }
 
@@ -184,6 +188,10 @@ impl Provider for Vault {
         let (ciphertext, key_id) = (sealed.ciphertext.clone(), sealed.key_id.clone());
         *held(&self.witness) = Witness { ciphertext, key_id: key_id.clone(), version };
         Ok((plaintext, key_id))
+    }
+
+    async fn close(&self) {
+        self.session.give_back().await;
     }
 
     fn expiry(&self) -> Option<SystemTime> {
@@ -267,12 +275,12 @@ impl Vault {
             .ok_or_else(|| unknown("is not a key_id of sidekey-vault or vault-kubernetes-kms"))?;
         if named == Named::Own(version) {
             let lineage = self.lineage_with(version, deadline).await?;
-            if lineage.is_own(key_id, version) {
+            if lineage.is_own(key_id, version, &self.former) {
                 return Ok(true);
             }
             self.usable(&lineage, version)?;
             return Err(unknown("belongs to another key, or to a former one of this name")
-                .with_hint("restore the key that wrote it, as a key of its own"));
+                .with_hint("if the key, its mount or its namespace was renamed, name the old one in settings.formerKeks; else restore the key that wrote it, as a key of its own"));
         }
         let Named::Legacy(number) = named else {
             let text = format!("{key_id} stands beside a ciphertext of version {version}");

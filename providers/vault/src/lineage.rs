@@ -136,10 +136,12 @@ impl Lineage {
         self.made.contains_key(&version)
     }
 
-    /// Whether `key_id`, which names `version`, is one of this key.
-    pub(crate) fn is_own(&self, key_id: &KeyId, version: u32) -> bool {
-        let made = self.made.get(&version);
-        made.is_some_and(|made| self.kek.name(version, *made) == key_id.as_str())
+    /// Whether `key_id`, which names `version`, is one of this key, as it is called now or was
+    /// called before.
+    pub(crate) fn is_own(&self, key_id: &KeyId, version: u32, former: &[Kek]) -> bool {
+        let Some(made) = self.made.get(&version) else { return false };
+        let mut names = std::iter::once(&self.kek).chain(former);
+        names.any(|kek| kek.name(version, *made) == key_id.as_str())
     }
 
     /// Whether the number that vault-kubernetes-kms wrote beside a ciphertext of `version` is the
@@ -247,7 +249,7 @@ mod tests {
         let trimmed = lineage(&kek, &[(3, 7)], 3);
         assert_eq!(whole.key_id().unwrap(), trimmed.key_id().unwrap());
         assert!(trimmed.continues(&whole) && whole.continues(&trimmed));
-        assert!(whole.is_own(&trimmed.key_id().unwrap(), 3));
+        assert!(whole.is_own(&trimmed.key_id().unwrap(), 3, &[]));
         let later = lineage(&kek, &[(4, 8)], 4);
         assert!(later.continues(&trimmed), "rotated, and everything older shut off");
     }
@@ -338,9 +340,9 @@ mod tests {
             let key_id = lineage.key_id().unwrap();
             let latest = lineage.latest();
             prop_assert_eq!(Named::read(&key_id), Some(Named::Own(latest)));
-            prop_assert!(lineage.is_own(&key_id, latest));
+            prop_assert!(lineage.is_own(&key_id, latest, &[]));
             for (version, _) in made.iter().filter(|(version, _)| *version != latest) {
-                prop_assert!(!lineage.is_own(&key_id, *version));
+                prop_assert!(!lineage.is_own(&key_id, *version, &[]));
             }
         }
     }

@@ -296,18 +296,34 @@ impl Session {
         Request { method, path, body, namespace, token: None, index: None }
     }
 
+    /// Gives the token back at once, for all who share it: the process ends.
+    pub(crate) async fn give_back(&self) {
+        let is_ours = !matches!(self.auth, Auth::Token(_) | Auth::Agent);
+        let token = held(&self.token).take().filter(|token| is_ours && !token.is_over());
+        if let Some(token) = token {
+            let request = self.revocation(&token);
+            // If it cannot be given back it expires by itself.
+            let _ = self.client.ask(&request, Instant::now() + BACKGROUND).await;
+        }
+    }
+
     /// Gives a token of ours back that is no longer needed. Calls that still use it have a moment
     /// to end; if it cannot be given back it expires by itself.
     fn revoke(&self, token: &Arc<Token>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let body = Bytes::from_static(b"{}");
-        let mut request = self.envelope(Method::POST, "auth/token/revoke-self", body);
-        token.sign(&mut request);
+        let request = self.revocation(token);
         let client = self.client.clone();
         runtime.spawn(async move {
             tokio::time::sleep(GRACE).await;
             let _ = client.ask(&request, Instant::now() + BACKGROUND).await;
         });
+    }
+
+    fn revocation(&self, token: &Token) -> Request {
+        let body = Bytes::from_static(b"{}");
+        let mut request = self.envelope(Method::POST, "auth/token/revoke-self", body);
+        token.sign(&mut request);
+        request
     }
 }
 

@@ -35,9 +35,11 @@ pub(crate) struct Pair {
     pub(crate) key: PathBuf,
 }
 
-/// The bundle of the system, if there is one.
+/// The bundle of the system, if there is one; images without a distribution name theirs.
 pub(crate) fn system_bundle() -> Option<PathBuf> {
-    SYSTEM_BUNDLES.iter().map(PathBuf::from).find(|path| path.exists())
+    let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    let named = named.filter(|path| path.is_absolute());
+    named.or_else(|| SYSTEM_BUNDLES.iter().map(PathBuf::from).find(|path| path.exists()))
 }
 
 /// When the certificate that we show expires.

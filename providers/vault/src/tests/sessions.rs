@@ -174,6 +174,19 @@ async fn a_client_that_is_gone_renews_nothing() {
 }
 
 #[tokio::test]
+async fn a_token_is_given_back_when_the_process_ends() {
+    let server = Simulated::start(|seen| sound(seen, "t", &[MADE])).await;
+    let secret = Secret::new();
+    let one = secret.config(&[server.url()]);
+    let (first, second) = (connect(&one).await.unwrap(), connect(&one).await.unwrap());
+    first.close().await;
+    second.close().await;
+    let given = server.seen("/revoke-self");
+    assert_eq!(given.len(), 1, "they share one token");
+    assert_eq!(given[0].header("x-vault-token"), Some("t"));
+}
+
+#[tokio::test]
 async fn replicas_are_told_what_they_must_know() {
     let server = Simulated::start(|seen| match seen.is("/login") {
         true => sound(seen, "t", &[MADE]).with("x-vault-index", "djE6abc"),

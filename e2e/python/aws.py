@@ -2,15 +2,18 @@
 
 moto 5.2.5 itself serves KMS, STS and instance metadata. SIMULATED here, because it does not:
 key states (disabled, pending deletion), rotation on demand with old material kept, key material
-ids, IncorrectKeyException, ciphertext of multi-region keys, checks of who calls (web identity
-tokens, access keys, expired and revoked sessions) and, at /control, faults that a test asks for.
+ids, IncorrectKeyException, ciphertext of multi-region keys, checks of who calls (signatures, web
+identity tokens, access keys, expired and revoked sessions) and, at /control, faults that a test
+asks for.
 
 usage: aws.py PORT
 """
 
 import hashlib
+import hmac
 import io
 import json
+import logging
 import sys
 import threading
 import time
@@ -39,6 +42,7 @@ STATE = {
     "faults": [],  # {operation, key, seconds, status, type, message, times}; all may be left out
     "tokens": None,  # web identity tokens that are good; None: all
     "access_keys": None,  # access keys that are good beside those of sessions; None: all
+    "secrets": {"test-key": "test-secret-key"},  # of access keys whose signatures are checked
     "session_seconds": None,  # how long a new session lasts; None: as long as was asked for
     "material_ids": True,  # whether KMS tells the ids of key material
 }
@@ -179,6 +183,38 @@ def refusal(access_key):
     return None
 
 
+def bad_signature(request, access_key):
+    """Signature Version 4, checked as AWS does it."""
+    session = SESSIONS.get(access_key)
+    secret, token = session["secrets"] if session else (STATE["secrets"].get(access_key), None)
+    if secret is None:
+        return None
+    if token and request.headers.get("X-Amz-Security-Token") != token:
+        text = "The security token included in the request is invalid."
+        return "UnrecognizedClientException", text
+    try:
+        fields = request.headers["Authorization"].removeprefix("AWS4-HMAC-SHA256 ").split(",")
+        fields = dict(field.strip().split("=", 1) for field in fields)
+        names, date = fields["SignedHeaders"].split(";"), request.headers["X-Amz-Date"]
+        scope = fields["Credential"].split("/", 1)[1]
+        lines = [name + ":" + " ".join(request.headers[name].split()) for name in names]
+    except KeyError as missing:
+        return "IncompleteSignatureException", f"no {missing}"
+    if not {"host", "x-amz-date", "x-amz-target"} <= set(names) or names != sorted(names):
+        return "IncompleteSignatureException", f"only {names} are signed"
+    digest = lambda data: hashlib.sha256(data).hexdigest()
+    query = request.query_string.decode()
+    body = digest(request.get_data())
+    whole = "\n".join([request.method, request.path, query, *lines, "", ";".join(names), body])
+    key = ("AWS4" + secret).encode()
+    signed = "\n".join(["AWS4-HMAC-SHA256", date, scope, digest(whole.encode())])
+    for part in [*scope.split("/"), signed]:
+        key = hmac.digest(key, part.encode(), "sha256")
+    if key.hex() != fields["Signature"] or not date.startswith(scope.split("/")[0]):
+        return "InvalidSignatureException", "The request signature we calculated does not match"
+    return None
+
+
 # --- the server
 
 
@@ -189,6 +225,7 @@ def control(request):
             for session in SESSIONS.values() if "revoke" in wanted else []:
                 if wanted.get("of", session["token"]) == session["token"]:
                     session["revoked"] = wanted["revoke"]
+            STATE["secrets"].update(wanted.pop("secrets", {}))
             STATE.update({name: wanted[name] for name in STATE if name in wanted})
         body = {**STATE, "calls": CALLS, "sessions": SESSIONS, "last": LAST}
         return Response(json.dumps(body), content_type="application/json")
@@ -229,7 +266,7 @@ def judge(request, kms):
             names = ["x-amz-source-arn", "x-amz-source-account"]
             LAST.update({name: request.headers.get(name) for name in names}, access_key=access_key)
         fault = fault_for(operation, key)
-        refused = refusal(access_key) if kms else None
+        refused = (refusal(access_key) or bad_signature(request, access_key)) if kms else None
     time.sleep(fault.get("seconds", 0))
     if "type" in fault:
         return error(operation, fault.get("status", 400), fault["type"], fault.get("message", ""))
@@ -268,6 +305,7 @@ def application(moto):
 
 
 if __name__ == "__main__":
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     MOTO = DomainDispatcherApplication(create_backend_app)
     run_simple(
         "127.0.0.1",

@@ -122,6 +122,11 @@ impl Moto {
         self.control(json!({"access_keys": keys})).await.map(drop)
     }
 
+    /// From now on the signatures of this access key are checked, as those of sessions are.
+    pub async fn check_signatures(&self, access_key: &str, secret: &str) -> Result<()> {
+        self.control(json!({"secrets": {access_key: secret}})).await.map(drop)
+    }
+
     /// How long new sessions last, however long they were asked for.
     pub async fn limit_sessions(&self, length: Duration) -> Result<()> {
         self.control(json!({"session_seconds": length.as_secs_f64()})).await.map(drop)

@@ -11,7 +11,7 @@ use sidekey_e2e::kms::KmsClient;
 use sidekey_e2e::shim::publish;
 use tonic::Code;
 
-use crate::support::{Aws, PLAINTEXT, healthy, kms, launch, sick, until};
+use crate::support::{ACCESS_KEY, Aws, PLAINTEXT, healthy, kms, launch, sick, until};
 
 const ROLE: &str = "arn:aws:iam::123456789012:role/kms-provider";
 const EXPIRED: &str = "ExpiredTokenException";
@@ -289,6 +289,22 @@ async fn static_keys_in_a_mounted_secret_are_swapped_without_a_failed_call() {
     };
     without_a_failure(&client, change).await;
     client.round_trip(&PLAINTEXT).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wrong_secret_is_told_from_a_wrong_permission() {
+    let aws = Aws::start("secret").await;
+    let env = [("AWS_SECRET_ACCESS_KEY", "another"), ("AWS_ACCESS_KEY_ID", ACCESS_KEY)];
+    let plugin = aws.launch_bare(&aws.flags(&aws.key), &env).await;
+    let client = kms(&plugin, "kms").await;
+    let error = until("the reason is told", async || {
+        let error = client.status().await.expect_err("the signature is wrong");
+        ensure!(error.message().contains("InvalidSignatureException"), "{error}");
+        Ok(error)
+    })
+    .await;
+    assert_eq!(error.code(), Code::PermissionDenied, "{error}");
+    assert!(error.message().contains("secret access key"), "what to do: {error}");
 }
 
 #[tokio::test]

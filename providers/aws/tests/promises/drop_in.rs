@@ -7,7 +7,9 @@ use sidekey_e2e::http::HttpClient;
 use sidekey_e2e::ports::Port;
 use tonic::Code;
 
-use crate::support::{Aws, PLAINTEXT, healthy, kms, until, written_by_the_go_plugin};
+use crate::support::{
+    ACCESS_KEY, Aws, PLAINTEXT, SECRET_KEY, healthy, kms, until, written_by_the_go_plugin,
+};
 
 fn probes(port: &Port) -> HttpClient {
     HttpClient::plain(SocketAddr::from((Ipv4Addr::LOCALHOST, port.number())))
@@ -72,7 +74,7 @@ async fn all_of_its_flags_are_taken() {
     let plugin = crate::support::launch(
         &aws.dir(),
         &flags,
-        &[("AWS_ACCESS_KEY_ID", "AKIATESTTESTTEST"), ("AWS_SECRET_ACCESS_KEY", "secret")],
+        &[("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY)],
     )
     .await;
     healthy(&plugin, "kms").await;

@@ -35,6 +35,7 @@ impl Aws {
         let scratch = Scratch::new(name).unwrap();
         let moto = Moto::start(scratch.path()).await.unwrap();
         let gateway = Gateway::start(moto.address()).await.unwrap();
+        moto.check_signatures(ACCESS_KEY, SECRET_KEY).await.unwrap();
         let owner = moto.owner();
         let key = owner.create_key().await.unwrap();
         Self { gateway, moto, owner, key, scratch }

@@ -155,7 +155,7 @@ async fn one(
     let files = scratch.path().join("files");
     let (platform, binary) = take_binary(&name, &files.join(&name)).await?;
     let bom = Bom::ask_cargo(&name, platform).await?;
-    let tag = options.tag.as_deref().unwrap_or(bom.version());
+    let tag = options.tag.as_deref().unwrap_or_else(|| bom.version());
     let reference = format!("localhost/{name}:{tag}");
 
     let layout = scratch.subdir(&format!("oci/{name}"))?;
@@ -172,8 +172,7 @@ async fn one(
     let archive = output.join(format!("{name}.tar"));
     layout.archive(&reference, &archive).await?;
     let sbom = output.join(format!("{name}.cdx.json"));
-    let document =
-        bom.document(&layout.digest, &fs::read(files.join(CA_ROOTS))?, &options.source)?;
+    let document = bom.document(&layout, &fs::read(files.join(CA_ROOTS))?)?;
     fs::write(&sbom, document).with_context(|| format!("cannot write {}", sbom.display()))?;
     Ok(Image {
         reference,

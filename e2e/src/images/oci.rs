@@ -16,18 +16,25 @@ pub(super) struct Layout {
     index: Value,
     /// The digest of its manifest.
     pub(super) digest: String,
+    /// The time that it bears.
+    pub(super) created: String,
     /// Layers, configuration and manifest together.
     pub(super) bytes: u64,
 }
 
 impl Layout {
     pub(super) fn read(dir: PathBuf) -> Result<Self> {
-        let index: Value = parse(&dir.join("index.json"))?;
+        let index = parse(&dir.join("index.json"))?;
         let images = index["manifests"].as_array().map(Vec::as_slice).unwrap_or_default();
         let [image] = images else { anyhow::bail!("buildah wrote {} images", images.len()) };
         let digest = image["digest"].as_str().context("the image has no digest")?.to_owned();
-        let hash = digest.strip_prefix("sha256:").context("the digest is no SHA-256")?;
-        let manifest: Value = parse(&dir.join("blobs/sha256").join(hash))?;
+        let blob = |part: &Value| {
+            let digest = part["digest"].as_str().and_then(|text| text.strip_prefix("sha256:"));
+            parse(&dir.join("blobs/sha256").join(digest.context("a part without SHA-256")?))
+        };
+        let manifest = blob(image)?;
+        let config = blob(&manifest["config"])?;
+        let created = config["created"].as_str().context("the image has no time")?.to_owned();
         let layers = manifest["layers"].as_array().context("the image has no layers")?;
         let parts = layers.iter().chain([image, &manifest["config"]]);
         let sizes = parts.map(|part| part["size"].as_u64().context("a part without size"));
@@ -36,7 +43,7 @@ impl Layout {
             let kind = layer["mediaType"].as_str().unwrap_or_default();
             ensure!(kind.ends_with(".tar"), "a layer is {kind}, so its size says little");
         }
-        Ok(Self { index, digest, bytes, dir })
+        Ok(Self { index, digest, created, bytes, dir })
     }
 
     /// Writes all of it into one file. The name is what it gets when it is loaded: podman and

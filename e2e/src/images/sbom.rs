@@ -14,10 +14,10 @@ use aws_lc_rs::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
+use super::oci::Layout;
 use super::platform::Platform;
 use super::repository;
 use super::roots;
-use super::source::Source;
 use crate::binaries;
 
 /// Who is who in `cargo tree`'s lines.
@@ -67,8 +67,8 @@ impl Bom {
         &self.root.version
     }
 
-    /// The document for the image with that digest and those CA roots.
-    pub(super) fn document(&self, image: &str, ca: &[u8], source: &Source) -> Result<Vec<u8>> {
+    /// The document for the image with those CA roots.
+    pub(super) fn document(&self, image: &Layout, ca: &[u8]) -> Result<Vec<u8>> {
         let image_ref = format!("image:{}", self.binary);
         let file_ref = format!("file:/etc/ssl/certs/{}", roots::FILE);
         let mut components: Vec<Value> =
@@ -85,13 +85,13 @@ impl Bom {
             let needs: Vec<String> = details.needs.iter().map(Crate::reference).collect();
             json!({"ref": own.reference(), "dependsOn": needs})
         }));
-        let content = image.strip_prefix("sha256:").context("the digest is no SHA-256")?;
+        let content = image.digest.strip_prefix("sha256:").context("the digest is no SHA-256")?;
         let mut document = json!({
             "bomFormat": "CycloneDX",
             "specVersion": "1.5",
             "version": 1,
             "metadata": {
-                "timestamp": source.time(),
+                "timestamp": image.created,
                 "component": {
                     "type": "container", "bom-ref": image_ref, "name": self.binary,
                     "version": self.version(),

@@ -312,9 +312,7 @@ impl Server {
                 .lost(Kind::Denied, "the server refuses our certificate", Some(error))
                 .with_hint("see whether it is signed by a CA of the server, and not expired"),
             Some(rustls::Error::InvalidCertificate(_)) => self
-                // Not a fault of the configuration alone: while a CA is being replaced everywhere,
-                // its new bundle may be on its way to us.
-                .lost(Kind::Unavailable, "the server's certificate is not trusted", Some(error))
+                .lost(Kind::Config, "the server's certificate is not trusted", Some(error))
                 .with_hint("check settings.tls.caFile and settings.tls.serverName"),
             Some(_) => self.lost(Kind::Unavailable, "no TLS", Some(error)),
             None => self.lost(Kind::Unavailable, "the connection broke", Some(error)),

@@ -2,6 +2,7 @@
 
 use tokio::time::Instant;
 
+use crate::backend::Backend;
 use crate::config::{KeySpec, ProcessConfig};
 use crate::files::Files;
 use crate::key::{same, within};
@@ -30,6 +31,17 @@ async fn try_key(spec: &KeySpec, deadline: Instant) -> Result<(KeyId, Option<Str
     };
     let files = read(&spec.connector.all_files(&read(spec.connector.files())?))?;
     let backend = spec.connector.connect(&files, None).await?;
+    let result = prove(&*backend, spec, deadline).await;
+    // What was taken for the trial is given back; if not, it expires by itself.
+    let _ = backend.close().await;
+    result
+}
+
+async fn prove(
+    backend: &dyn Backend,
+    spec: &KeySpec,
+    deadline: Instant,
+) -> Result<(KeyId, Option<String>), Error> {
     let call = Call { uid: "check", deadline };
     if let Some(canary) = &spec.canary {
         canary.verify(&backend.decrypt(&canary.sealed, &call).await?)?;

@@ -201,6 +201,35 @@ async fn a_new_binary_gets_its_image_by_one_folder() {
     assert!(error.contains("there is no") && error.contains("Containerfile"), "{error}");
 }
 
+/// The other machine's binary is simulated: it is ours with another number in its header.
+#[tokio::test]
+async fn the_platform_is_that_of_the_binary_and_what_cannot_run_is_refused() {
+    let scratch = Scratch::new("platform").unwrap();
+    let (machine, name) = match std::env::consts::ARCH {
+        "aarch64" => (62, "linux/amd64"),
+        _ => (183, "linux/arm64"),
+    };
+    let mut binary = fs::read(&one("local").await.binary).unwrap();
+    binary[18] = machine;
+    fs::write(scratch.path().join("sidekey-local"), binary).unwrap();
+    let output = scratch.path().join("out");
+    let images = |folder: &str| {
+        let mut command = Command::new(PROGRAM);
+        command.args([folder, "-o", "json", "--dir"]).arg(&output).stdin(Stdio::null());
+        command.env(binaries::BIN_DIR, scratch.path()).output().unwrap()
+    };
+    let ran = images("local");
+    let said: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    assert_eq!(said[0]["platform"], name);
+    let image = Built::unpack(said[0].clone(), &scratch);
+    assert_eq!(format!("linux/{}", image.config["architecture"].as_str().unwrap()), name);
+
+    fs::copy("/bin/sh", scratch.path().join("sidekey-shim")).unwrap();
+    let refused = images("shim");
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("needs a loader"), "{refused:?}");
+}
+
 #[test]
 fn bad_usage_is_exit_code_64_and_help_has_an_example() {
     let images = |arguments: &[&str]| {
@@ -210,6 +239,9 @@ fn bad_usage_is_exit_code_64_and_help_has_an_example() {
     let unknown = images(&["no-such-image"]);
     assert_eq!(unknown.status.code(), Some(64));
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("shim"), "{unknown:?}");
+    let mut wrong = Command::new(PROGRAM);
+    let wrong = wrong.env("SOURCE_DATE_EPOCH", "yesterday").stdin(Stdio::null()).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(64), "{wrong:?}");
     let help = images(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
     assert!(String::from_utf8_lossy(&help.stdout).contains("cargo images shim aws"), "{help:?}");

@@ -72,7 +72,10 @@ async fn run(arguments: &Arguments) -> Result<ExitCode> {
         Some(dir) => dir.clone(),
         None => target()?.join("images"),
     };
-    let mut options = Options::new(dir)?;
+    let mut options = match Options::new(dir) {
+        Ok(options) => options,
+        Err(error) => return Ok(command::bad_usage(format!("{error:#}"))),
+    };
     options.names.clone_from(&arguments.names);
     options.roots.clone_from(&arguments.ca_roots);
     options.tag.clone_from(&arguments.tag);

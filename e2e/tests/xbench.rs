@@ -2,16 +2,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
 
 use serde_json::Value;
 use sidekey_e2e::{LocalPlugin, Scratch};
 
-/// The shortest possible measurement: the figures are not looked at.
+/// The shortest possible measurement: the figures are not looked at. The pool is larger than the
+/// highest concurrency, because equal Decrypts at the same time are sent to a backend only once.
 const SHORT: [&str; 12] = [
     "--seconds",
     "0.05",
     "--pool",
-    "20",
+    "128",
     "--starts",
     "2",
     "--concurrency",
@@ -31,16 +33,22 @@ fn xbench(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn figures(arguments: &[&str]) -> Value {
+fn measured(arguments: &[&str]) -> Vec<Value> {
     let output = xbench(&[arguments, &["-o", "json"]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice::<Value>(&output.stdout).unwrap()[0].take()
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// What is measured without arguments, once for all tests.
+static ALL: LazyLock<Vec<Value>> = LazyLock::new(|| measured(&[]));
+
+fn figures(subject: &str) -> &'static Value {
+    ALL.iter().find(|figures| figures["subject"] == subject).unwrap()
 }
 
 #[test]
 fn a_started_binary_gets_every_figure() {
-    let figures = figures(&["--bin", "sidekey-local"]);
-    assert_eq!(figures["subject"], "sidekey-local");
+    let figures = figures("sidekey-local");
     assert_eq!(figures["binary"]["is_static"], true);
     assert_eq!(figures["start_ms"]["count"], 2);
     assert!(figures["idle"]["rss"].as_u64().unwrap() > 0, "{figures}");
@@ -59,8 +67,7 @@ fn a_started_binary_gets_every_figure() {
 
 #[test]
 fn the_shim_is_measured_in_turns_with_the_provider_behind_it() {
-    let figures = figures(&["--bin", "sidekey-shim"]);
-    assert_eq!(figures["subject"], "sidekey-shim");
+    let figures = figures("sidekey-shim");
     assert_eq!(figures["beside"]["subject"], "sidekey-local");
     assert!(figures["calls"].as_u64().unwrap() >= 2000, "{figures}");
     let (shim, alone) = (&figures["load"], &figures["beside"]["load"]);
@@ -84,14 +91,90 @@ fn the_shim_is_measured_in_turns_with_the_provider_behind_it() {
     }
 }
 
+/// Calls to the fake backend for each call, at any concurrency. They are whole numbers, but for
+/// what a probe in the background adds to the few calls of this measurement.
+fn assert_backend_calls(figures: &Value, operation: &str, expected: &[(&str, f64)]) {
+    let cells = figures["load"].as_array().unwrap().iter();
+    for cell in cells.filter(|cell| cell["operation"] == operation) {
+        for (name, count) in expected {
+            let counted = cell["backend_operations"][name].as_f64().unwrap_or_default();
+            assert!((counted - count).abs() < 0.5, "{name} for each {operation}: {cell}");
+        }
+    }
+}
+
+/// Every bar of a subject is judged by a value, whatever it is.
+fn assert_all_measured(figures: &Value, bars: usize) {
+    let judged = figures["bars"].as_array().unwrap();
+    assert_eq!(judged.len(), bars, "{figures}");
+    assert!(judged.iter().all(|bar| bar["value"].is_number()), "{figures}");
+}
+
+/// The direct calls, at the subject's side.
+fn assert_direct_decrypts(figures: &Value) {
+    assert_eq!(figures["beside"]["subject"], "direct HTTP call");
+    let direct = figures["beside"]["load"].as_array().unwrap();
+    assert_eq!(direct.len(), 2, "Decrypt alone, at two concurrencies: {figures}");
+    for cell in direct {
+        assert_eq!(cell["operation"], "Decrypt");
+        assert!(cell["calls"].as_u64().unwrap() > 0, "{cell}");
+        assert_eq!(cell["backend_calls"], 1.0, "nothing but itself: {cell}");
+    }
+}
+
 #[test]
-fn without_arguments_provider_and_shim_are_measured() {
-    let output = xbench(&["-o", "json"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let names: Vec<&str> =
-        all.as_array().unwrap().iter().map(|one| one["subject"].as_str().unwrap()).collect();
-    assert_eq!(names, ["sidekey-local", "sidekey-shim"]);
+fn the_aws_provider_is_measured_in_turns_with_direct_calls_to_the_fake_endpoint() {
+    let figures = figures("sidekey-aws");
+    assert_all_measured(figures, 8);
+    assert_direct_decrypts(figures);
+    assert_backend_calls(figures, "Encrypt", &[("Encrypt", 1.0), ("Decrypt", 1.0)]);
+    assert_backend_calls(figures, "Decrypt", &[("Encrypt", 0.0), ("Decrypt", 1.0)]);
+    assert_backend_calls(figures, "Status", &[("Encrypt", 0.0), ("Decrypt", 0.0)]);
+    for operation in ["DescribeKey", "Encrypt", "Decrypt"] {
+        let calls = figures["start_calls"][operation].as_u64();
+        assert!(calls.is_some_and(|calls| calls > 0), "a start has one {operation}: {figures}");
+    }
+}
+
+#[test]
+fn the_vault_provider_is_measured_in_turns_with_direct_calls_to_the_fake_endpoint() {
+    let figures = figures("sidekey-vault");
+    assert_all_measured(figures, 5);
+    assert_direct_decrypts(figures);
+    assert_backend_calls(figures, "Encrypt", &[("Encrypt", 1.0), ("Decrypt", 1.0)]);
+    assert_backend_calls(figures, "Decrypt", &[("Encrypt", 0.0), ("Decrypt", 1.0)]);
+    assert_backend_calls(figures, "Status", &[("Encrypt", 0.0), ("Decrypt", 0.0)]);
+    for operation in ["Login", "ReadKey", "Encrypt", "Decrypt"] {
+        let calls = figures["start_calls"][operation].as_u64();
+        assert!(calls.is_some_and(|calls| calls > 0), "a start has one {operation}: {figures}");
+    }
+}
+
+#[test]
+fn the_shim_and_an_aws_provider_with_two_keys_are_measured_together() {
+    let figures = figures("sidekey-shim+aws");
+    assert_eq!(figures["beside"]["subject"], "sidekey-aws");
+    assert_all_measured(figures, 1);
+    let (own, both) = (&figures["idle"], &figures["idle_together"]);
+    for kind in ["rss", "pss"] {
+        assert!(both[kind].as_u64().unwrap() > own[kind].as_u64().unwrap(), "{kind}: {figures}");
+    }
+    assert_backend_calls(figures, "Decrypt", &[("Decrypt", 1.0)]);
+}
+
+#[test]
+fn without_arguments_every_subject_is_measured() {
+    let names: Vec<&str> = ALL.iter().map(|one| one["subject"].as_str().unwrap()).collect();
+    let known =
+        ["sidekey-local", "sidekey-shim", "sidekey-aws", "sidekey-vault", "sidekey-shim+aws"];
+    assert_eq!(names, known);
+}
+
+#[test]
+fn a_subject_is_measured_by_its_name_alone() {
+    let measured = measured(&["--bin", "sidekey-local"]);
+    let names: Vec<&str> = measured.iter().map(|one| one["subject"].as_str().unwrap()).collect();
+    assert_eq!(names, ["sidekey-local"]);
 }
 
 #[tokio::test]
@@ -99,8 +182,8 @@ async fn a_socket_that_is_there_already_is_driven() {
     let scratch = Scratch::new("xbench").unwrap();
     let plugin = LocalPlugin::start(&scratch, "plugin").await.unwrap();
     let socket = plugin.socket().to_str().unwrap().to_owned();
-    let figures = tokio::task::spawn_blocking(move || figures(&["--socket", &socket]));
-    let figures = figures.await.unwrap();
+    let measured = tokio::task::spawn_blocking(move || measured(&["--socket", &socket]));
+    let figures = &measured.await.unwrap()[0];
     assert_eq!(figures["load"].as_array().unwrap().len(), 6);
     assert!(figures["idle"]["rss"].as_u64().unwrap() > 0, "its process is found: {figures}");
     assert!(figures["start_ms"].is_null());
@@ -117,7 +200,10 @@ fn what_does_not_start_is_an_error_that_quotes_its_log() {
 #[test]
 fn bad_usage_is_exit_code_64_and_help_has_an_example() {
     assert_eq!(xbench(&["--bin", "x", "--socket", "/y"]).status.code(), Some(64));
+    assert_eq!(xbench(&["--", "--listen", "/y"]).status.code(), Some(64), "of which binary?");
     let help = xbench(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
-    assert!(String::from_utf8_lossy(&help.stdout).contains("cargo xbench --socket"));
+    let help = String::from_utf8_lossy(&help.stdout);
+    assert!(help.contains("cargo xbench --socket"), "{help}");
+    assert!(help.contains("fake AWS KMS"), "what is not real is called fake: {help}");
 }

@@ -1,34 +1,27 @@
 //! The load: many calls in flight on one connection, as kube-apiserver sends them.
 
 use std::cell::Cell as Shared;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use aws_lc_rs::rand;
-use bytes::Bytes;
 use sidekey_core::Endpoint;
-use sidekey_core::client::{Connection, connect};
-use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};
 use tokio::task::{JoinSet, LocalSet};
 
-use super::figures::Cell;
+use super::direct::{self, Direct};
+use super::fake::Calls;
+use super::figures::{Beside, Cell};
 use super::memory::cpu_time;
+use super::plugin::Plugin;
 use crate::http::HttpClient;
 use crate::metrics::Metrics;
-
-/// What kube-apiserver encrypts: a data encryption key, or the seed of many.
-const PLAINTEXT: usize = 32;
-
-/// kube-apiserver's own time limit for a call.
-const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Counter of calls to the backend, which our providers have.
 const BACKEND_CALLS: &str = "kms_backend_calls_total";
 
-/// Where two targets are measured, each gets its time in so many turns: whatever else the
+/// Where two things are measured, each gets its time in so many turns: whatever else the
 /// machine does in between falls on both.
 const TURNS: u32 = 5;
 
@@ -53,7 +46,27 @@ pub struct Target {
     /// For its CPU time.
     pub pid: Option<u32>,
     /// For its count of backend calls.
-    pub admin: Option<SocketAddr>,
+    pub counter: Counter,
+}
+
+/// Who counts the calls to the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// Nobody whom we know.
+    Nobody,
+    /// The plugin itself, on its admin server.
+    Plugin(SocketAddr),
+    /// The fake endpoint.
+    Fake(SocketAddr),
+}
+
+/// What is driven in turns with a plugin, so that the figures say what the plugin adds.
+#[derive(Clone, Debug)]
+pub enum Companion {
+    /// The plugin behind it, without it.
+    Plugin(String, Target),
+    /// The fake endpoint behind it, by plain HTTP: Decrypt only.
+    Direct(SocketAddr, u32),
 }
 
 /// The measured calls, and how many were made in all.
@@ -63,47 +76,76 @@ pub struct LoadFigures {
     pub cells: Vec<Cell>,
     /// Warming up and preparation included.
     pub calls: u64,
+    /// The companion's.
+    pub beside: Option<Beside>,
 }
 
-/// Drives the targets, in turns, with every operation at every concurrency. A call that fails
-/// or answers wrongly ends the measurement: figures of a broken plugin mean nothing.
-pub async fn measure_load<const N: usize>(
-    targets: [&Target; N],
+/// Drives a target, in turns with its companion, with every operation at every concurrency. A
+/// call that fails or answers wrongly ends the measurement: figures of a broken plugin mean
+/// nothing.
+pub async fn measure_load(
+    target: &Target,
+    companion: Option<&Companion>,
     effort: &Effort,
-) -> Result<[LoadFigures; N]> {
-    let mut loads = Vec::new();
-    for target in targets {
-        loads.push(Load::prepare(target, effort.pool).await?);
-    }
-    let mut cells: [Vec<Cell>; N] = std::array::from_fn(|_| Vec::new());
-    let turns = if N > 1 { TURNS } else { 1 };
+) -> Result<LoadFigures> {
+    let (loads, beside) = prepare(target, companion, effort).await?;
+    let mut cells: Vec<Vec<Cell>> = loads.iter().map(|_| Vec::new()).collect();
+    let turns = if loads.len() > 1 { TURNS } else { 1 };
     for operation in [Operation::Decrypt, Operation::Encrypt, Operation::Status] {
         for concurrency in &effort.concurrency {
             let what = || format!("{} at concurrency {concurrency}", operation.name());
-            let mut tallies: [Tally; N] = std::array::from_fn(|_| Tally::default());
+            let mut tallies: Vec<Tally> = loads.iter().map(|_| Tally::default()).collect();
+            let able = || loads.iter().enumerate().filter(|(_, load)| load.caller.can(operation));
             for _ in 0..turns {
-                for (load, tally) in loads.iter().zip(&mut tallies) {
-                    let turn = load.turn(operation, *concurrency, effort.time / turns, tally);
-                    turn.await.with_context(what)?;
+                for (index, load) in able() {
+                    let (time, tally) = (effort.time / turns, &mut tallies[index]);
+                    load.turn(operation, *concurrency, time, tally).await.with_context(what)?;
                 }
             }
-            for (tally, cells) in tallies.into_iter().zip(&mut cells) {
-                cells.push(tally.cell(operation, *concurrency).with_context(what)?);
+            for (index, _) in able() {
+                let tally = std::mem::take(&mut tallies[index]);
+                cells[index].push(tally.cell(operation, *concurrency).with_context(what)?);
             }
         }
     }
+    loads[0].finish(effort).await.context("the rest of the calls")?;
     let mut cells = cells.into_iter();
-    let mut figures = Vec::new();
-    for load in &loads {
-        load.finish(effort).await.context("the rest of the calls")?;
-        let cells = cells.next().unwrap_or_default();
-        figures.push(LoadFigures { cells, calls: load.calls() });
-    }
-    figures.try_into().ok().context("one set of figures for each target")
+    let own = cells.next().unwrap_or_default();
+    let beside = beside.zip(cells.next()).map(|(subject, load)| Beside { subject, load });
+    Ok(LoadFigures { cells: own, calls: loads[0].calls(), beside })
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Operation {
+/// The target's load comes first, then its companion's, of which the name is given.
+async fn prepare(
+    target: &Target,
+    companion: Option<&Companion>,
+    effort: &Effort,
+) -> Result<(Vec<Load>, Option<String>)> {
+    let fake = match companion {
+        Some(Companion::Direct(fake, _)) => Some(*fake),
+        _ => None,
+    };
+    let (plugin, records) = Plugin::prepare(&target.endpoint, effort.pool, fake).await?;
+    let mut loads = vec![Load::new(Caller::Plugin(plugin), target.pid, target.counter)];
+    let name = match companion {
+        None => None,
+        Some(Companion::Plugin(name, target)) => {
+            let (plugin, _) = Plugin::prepare(&target.endpoint, effort.pool, None).await?;
+            loads.push(Load::new(Caller::Plugin(plugin), target.pid, target.counter));
+            Some(name.clone())
+        }
+        Some(Companion::Direct(fake, pid)) => {
+            let caller = Caller::Direct(Direct::new(*fake, records)?);
+            loads.push(Load::new(caller, Some(*pid), Counter::Fake(*fake)));
+            Some(direct::NAME.to_owned())
+        }
+    };
+    Ok((loads, name))
+}
+
+/// What is asked of a plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
     Status,
     Encrypt,
     Decrypt,
@@ -119,11 +161,24 @@ impl Operation {
     }
 }
 
-/// A wrapped key and what it unwraps to.
-#[derive(Debug)]
-struct Wrapped {
-    answer: EncryptResponse,
-    plaintext: Bytes,
+/// Who makes the calls.
+#[derive(Clone)]
+enum Caller {
+    Plugin(Plugin),
+    Direct(Direct),
+}
+
+impl Caller {
+    fn can(&self, operation: Operation) -> bool {
+        matches!(self, Self::Plugin(_)) || operation == Operation::Decrypt
+    }
+
+    async fn call(&mut self, operation: Operation, number: u64) -> Result<()> {
+        match self {
+            Self::Plugin(plugin) => plugin.call(operation, number).await,
+            Self::Direct(direct) => direct.call(number).await,
+        }
+    }
 }
 
 /// What was counted of one operation at one concurrency so far.
@@ -134,7 +189,7 @@ struct Tally {
     /// Warming up included, as in what follows.
     calls: u64,
     cpu: Option<Duration>,
-    backend: Option<f64>,
+    backend: Option<BTreeMap<String, f64>>,
 }
 
 impl Tally {
@@ -142,6 +197,9 @@ impl Tally {
         let latencies = &mut self.latencies;
         latencies.sort_unstable();
         ensure!(!latencies.is_empty(), "no call was answered in {:?}", self.took);
+        let calls = self.calls as f64;
+        let mut backend = self.backend;
+        backend.iter_mut().flat_map(BTreeMap::values_mut).for_each(|count| *count /= calls);
         Ok(Cell {
             operation: operation.name(),
             concurrency,
@@ -150,27 +208,36 @@ impl Tally {
             p50_us: percentile(latencies, 0.50),
             p99_us: percentile(latencies, 0.99),
             max_us: percentile(latencies, 1.0),
-            server_cpu_us: self.cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / self.calls as f64),
-            backend_calls: self.backend.map(|calls| calls / self.calls as f64),
+            server_cpu_us: self.cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / calls),
+            backend_calls: backend.as_ref().map(|counts| counts.values().sum()),
+            backend_operations: backend,
         })
+    }
+
+    /// Adds what the backend was asked between two counts.
+    fn add_backend(&mut self, before: &BTreeMap<String, f64>, after: BTreeMap<String, f64>) {
+        let counts = self.backend.get_or_insert_default();
+        for (operation, count) in after {
+            let more = count - before.get(&operation).copied().unwrap_or_default();
+            if more > 0.0 {
+                *counts.entry(operation).or_default() += more;
+            }
+        }
     }
 }
 
 #[derive(Clone)]
 struct Load {
-    client: KeyManagementServiceClient<Connection>,
-    pool: Rc<[Wrapped]>,
+    caller: Caller,
     /// Number of the next call.
     next: Rc<Shared<u64>>,
     pid: Option<u32>,
-    admin: Option<SocketAddr>,
+    counter: Counter,
 }
 
 impl Load {
-    async fn prepare(target: &Target, size: usize) -> Result<Self> {
-        let client = connect(&target.endpoint).await?;
-        let pool = pool(client.clone(), size).await?.into();
-        Ok(Self { client, pool, next: Rc::default(), pid: target.pid, admin: target.admin })
+    fn new(caller: Caller, pid: Option<u32>, counter: Counter) -> Self {
+        Self { caller, next: Rc::default(), pid, counter }
     }
 
     /// One operation at one concurrency: warm for a fifth of the time, then measured.
@@ -192,7 +259,7 @@ impl Load {
             *tally.cpu.get_or_insert_default() += after.saturating_sub(before);
         }
         if let Some((before, after)) = backend_before.zip(self.backend_calls().await) {
-            *tally.backend.get_or_insert_default() += after - before;
+            tally.add_backend(&before, after);
         }
         Ok(())
     }
@@ -206,9 +273,13 @@ impl Load {
         self.drive(Operation::Decrypt, concurrency, now, end, last, &mut Vec::new()).await
     }
 
-    /// All calls so far: each entry of the pool was encrypted and decrypted once.
+    /// All calls so far.
     fn calls(&self) -> u64 {
-        self.next.get() + 2 * self.pool.len() as u64
+        let prepared = match &self.caller {
+            Caller::Plugin(plugin) => plugin.prepared(),
+            Caller::Direct(_) => 0,
+        };
+        self.next.get() + prepared
     }
 
     async fn drive(
@@ -234,7 +305,8 @@ impl Load {
         local.run_until(collect).await
     }
 
-    /// Calls one after the other; gives the latencies of those that began in time.
+    /// Calls one after the other; gives the latencies of those that began in time, and of one
+    /// call at least, however slow they are.
     async fn work(
         mut self,
         operation: Operation,
@@ -245,11 +317,11 @@ impl Load {
         let mut latencies = Vec::new();
         loop {
             let (start, number) = (Instant::now(), self.next.get());
-            if start >= end || number >= last {
+            if (start >= end && !latencies.is_empty()) || number >= last {
                 return Ok(latencies);
             }
             self.next.set(number + 1);
-            self.call(operation, number).await?;
+            self.caller.call(operation, number).await?;
             if start >= begin {
                 let nanos = start.elapsed().as_nanos();
                 latencies.push(u32::try_from(nanos).unwrap_or(u32::MAX));
@@ -257,78 +329,30 @@ impl Load {
         }
     }
 
-    async fn call(&mut self, operation: Operation, number: u64) -> Result<()> {
-        match operation {
-            Operation::Status => {
-                let status = self.client.status(timed(StatusRequest {})).await?.into_inner();
-                ensure!(status.healthz == "ok", "Status says {:?}", status.healthz);
-            }
-            Operation::Encrypt => {
-                let plaintext = random()?;
-                self.client.encrypt(timed(EncryptRequest { plaintext, uid: uid(number) })).await?;
-            }
-            Operation::Decrypt => {
-                let index = usize::try_from(number).unwrap_or_default() % self.pool.len();
-                let wrapped = &self.pool[index];
-                let request = decrypt_request(&wrapped.answer, uid(number));
-                let answer = self.client.decrypt(timed(request)).await?.into_inner();
-                ensure!(answer.plaintext == wrapped.plaintext, "a wrong plaintext was answered");
-            }
-        }
-        Ok(())
-    }
-
     fn cpu(&self) -> Option<Duration> {
         cpu_time(self.pid?).ok()
     }
 
-    /// What the plugin counts itself; `None` if it does not.
-    async fn backend_calls(&self) -> Option<f64> {
-        let answer = HttpClient::plain(self.admin?).get("/metrics").await.ok()?.ok().ok()?;
-        let metrics = Metrics::parse(&answer.text()).ok()?;
-        metrics.find(BACKEND_CALLS, &[]).next()?;
-        Some(metrics.sum(BACKEND_CALLS, &[]))
+    /// The calls to the backend so far, by operation; `None` if nobody counts them.
+    async fn backend_calls(&self) -> Option<BTreeMap<String, f64>> {
+        match self.counter {
+            Counter::Nobody => None,
+            Counter::Plugin(admin) => {
+                let answer = HttpClient::plain(admin).get("/metrics").await.ok()?.ok().ok()?;
+                let metrics = Metrics::parse(&answer.text()).ok()?;
+                let mut counts = BTreeMap::new();
+                for sample in metrics.find(BACKEND_CALLS, &[]) {
+                    let operation = sample.labels.get("operation").cloned().unwrap_or_default();
+                    *counts.entry(operation).or_default() += sample.value;
+                }
+                (!counts.is_empty()).then_some(counts)
+            }
+            Counter::Fake(fake) => {
+                let calls = Calls::of(fake).await.ok()?;
+                Some(calls.0.into_iter().map(|(name, count)| (name, count as f64)).collect())
+            }
+        }
     }
-}
-
-/// Wraps `size` different keys and unwraps each once, to be sure of them.
-async fn pool(
-    mut client: KeyManagementServiceClient<Connection>,
-    size: usize,
-) -> Result<Vec<Wrapped>> {
-    let mut pool = Vec::with_capacity(size);
-    for number in 0..size as u64 {
-        let plaintext = random()?;
-        let request = EncryptRequest { plaintext: plaintext.clone(), uid: uid(number) };
-        let answer = client.encrypt(timed(request)).await.context("Encrypt")?.into_inner();
-        let request = decrypt_request(&answer, uid(number));
-        let back = client.decrypt(timed(request)).await.context("Decrypt")?.into_inner();
-        ensure!(back.plaintext == plaintext, "Decrypt did not give back what Encrypt was given");
-        pool.push(Wrapped { answer, plaintext });
-    }
-    Ok(pool)
-}
-
-fn decrypt_request(answer: &EncryptResponse, uid: String) -> DecryptRequest {
-    let EncryptResponse { ciphertext, key_id, annotations } = answer.clone();
-    DecryptRequest { ciphertext, uid, key_id, annotations }
-}
-
-fn timed<T>(message: T) -> tonic::Request<T> {
-    let mut request = tonic::Request::new(message);
-    request.set_timeout(TIMEOUT);
-    request
-}
-
-fn random() -> Result<Bytes> {
-    let mut bytes = [0; PLAINTEXT];
-    rand::fill(&mut bytes).ok().context("no randomness")?;
-    Ok(Bytes::copy_from_slice(&bytes))
-}
-
-/// As long as the UUIDs that kube-apiserver sends.
-fn uid(number: u64) -> String {
-    format!("00000000-0000-4000-8000-{number:012x}")
 }
 
 /// In microseconds; `sorted` is not empty.

@@ -1,8 +1,11 @@
 //! The figures of one run, and the bars that they are held against.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::elf::Binary;
+use super::fake::Calls;
 use super::memory::Memory;
 use super::reload::Reloads;
 
@@ -15,8 +18,12 @@ pub struct Figures {
     pub binary: Option<Binary>,
     /// Start to first healthy Status.
     pub start_ms: Option<Spread>,
+    /// Calls to the fake endpoint until then.
+    pub start_calls: Option<Calls>,
     /// Memory before the load.
     pub idle: Option<Memory>,
+    /// The same with that of the plugins behind it.
+    pub idle_together: Option<Memory>,
     /// Memory after the load.
     pub loaded: Option<Memory>,
     /// Calls made in all.
@@ -29,7 +36,7 @@ pub struct Figures {
     pub reloads: Option<Reloads>,
 }
 
-/// The plugin behind a subject, driven without it.
+/// What is behind a subject, a plugin or a fake endpoint, driven without it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Beside {
     /// What was measured.
@@ -70,8 +77,10 @@ pub struct Cell {
     pub max_us: f64,
     /// CPU time of the plugin's process for each call.
     pub server_cpu_us: Option<f64>,
-    /// Calls that the plugin made to its backend for each call, if it tells.
+    /// Calls to the backend for each call, as the fake endpoint counts them, or the plugin.
     pub backend_calls: Option<f64>,
+    /// The same by the backend's operation.
+    pub backend_operations: Option<BTreeMap<String, f64>>,
 }
 
 /// Which side of a limit is good.
@@ -132,8 +141,8 @@ pub fn judge(bars: &[Bar], own: &Figures) -> Vec<Judgement> {
 }
 
 impl Figures {
-    /// The subject's figures of an operation at a concurrency, and those of the plugin behind
-    /// it alone.
+    /// The subject's figures of an operation at a concurrency, and those of what is behind it
+    /// alone.
     pub fn pair(&self, operation: &str, concurrency: usize) -> Option<(&Cell, &Cell)> {
         let wanted = |cell: &&Cell| cell.operation == operation && cell.concurrency == concurrency;
         let alone = self.beside.as_ref()?.load.iter().find(wanted)?;
@@ -164,7 +173,9 @@ mod tests {
             subject: "x".to_owned(),
             binary: None,
             start_ms: Spread::of(vec![9.0, 1.0, 4.0]),
+            start_calls: None,
             idle: None,
+            idle_together: None,
             loaded: None,
             calls: 0,
             load: Vec::new(),

@@ -30,6 +30,18 @@ impl Memory {
     }
 }
 
+impl std::ops::Add for Memory {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            rss: self.rss + other.rss,
+            anonymous: self.anonymous + other.anonymous,
+            pss: self.pss + other.pss,
+        }
+    }
+}
+
 /// CPU time that a process has used so far, all threads together. To the nanosecond where the
 /// kernel keeps such statistics, because ticks are coarser than a turn of a measurement.
 pub fn cpu_time(pid: u32) -> Result<Duration> {

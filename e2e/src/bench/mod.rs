@@ -6,18 +6,23 @@
 //! The one invariant: the plugin runs in a process of its own, so that its memory and CPU
 //! time are its own; the client's cost is part of every latency.
 //!
-//! A new thing to measure is one function in [`subject`] that says what to start.
+//! A new thing to measure is one function in [`subject`] that says what to start. Plugins for
+//! a KMS elsewhere are measured against a fake one ([`fake`]), which answers at once.
 
+mod bars;
+mod direct;
 mod drive;
 mod elf;
+pub mod fake;
 mod figures;
 mod memory;
+mod plugin;
 mod reload;
 mod report;
 mod server;
 pub mod subject;
 
-pub use drive::{Effort, LoadFigures, Target, measure_load};
+pub use drive::{Companion, Counter, Effort, LoadFigures, Target, measure_load};
 pub use elf::Binary;
 pub use figures::{Bar, Beside, Cell, Direction, Figures, Judgement, Spread, judge};
 pub use memory::{Memory, cpu_time};

@@ -32,7 +32,13 @@ fn head(text: &mut String, figures: &Figures) -> std::fmt::Result {
             start.median, start.count, start.min, start.max
         )?;
     }
-    let memory = [("idle", figures.idle), ("loaded", figures.loaded)];
+    if let Some(calls) = &figures.start_calls {
+        let counts = calls.0.iter().map(|(operation, count)| format!("{operation} {count}"));
+        let counts: Vec<String> = counts.collect();
+        writeln!(text, "           until then, calls to the fake endpoint: {}", counts.join(", "))?;
+    }
+    let memory =
+        [("idle", figures.idle), ("together", figures.idle_together), ("loaded", figures.loaded)];
     for (when, memory) in memory.into_iter().filter_map(|(when, m)| Some((when, m?))) {
         writeln!(
             text,

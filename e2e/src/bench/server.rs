@@ -29,7 +29,7 @@ pub struct Server {
 
 /// A child that does not outlive this.
 #[derive(Debug)]
-struct Killed(Child);
+pub(super) struct Killed(pub(super) Child);
 
 impl Server {
     /// Starts a plugin and asks for its Status without a pause until it is healthy.
@@ -37,6 +37,9 @@ impl Server {
         let log = launch.socket.with_extension("log");
         let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let mut command = Command::new(&launch.program);
+        if launch.isolated {
+            command.env_clear();
+        }
         command.args(&launch.args).stdin(Stdio::null()).process_group(0);
         command.stdout(file.try_clone()?).stderr(file);
         let watchdog = Watchdog::of_this_process()?;

@@ -1,15 +1,19 @@
 //! What can be measured. A new subject is one more entry of [`SUBJECTS`]: a name, the
 //! processes to start and the bars that its figures are held against.
 
+mod faked;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::figures::{Bar, Direction, Figures};
+use super::bars;
+use super::fake::Fake;
+use super::figures::Bar;
 use super::reload::Reload;
-use crate::{binaries, local};
+use crate::{aws, binaries, local, vault};
 
 /// Placeholder for the run's own directory in given arguments.
 const DIRECTORY: &str = "{dir}";
@@ -23,6 +27,8 @@ pub struct Launch {
     pub args: Vec<String>,
     /// Where it will listen.
     pub socket: PathBuf,
+    /// Whether it gets none of our own environment.
+    pub isolated: bool,
 }
 
 impl Launch {
@@ -33,7 +39,7 @@ impl Launch {
 }
 
 /// An arrangement to measure: a plugin, and what has to run behind it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Subject {
     /// Its name in the report.
     pub name: String,
@@ -41,13 +47,25 @@ pub struct Subject {
     pub behind: Vec<Launch>,
     /// What is started, measured and driven.
     pub measured: Launch,
-    /// Whether the first one behind it is driven too, in turns with it: then the figures say
-    /// what the measured one adds.
-    pub beside: bool,
+    /// The fake KMS behind it all, which runs already.
+    pub fake: Option<Fake>,
+    /// What is driven in turns with it.
+    pub yardstick: Yardstick,
     /// Its configuration, where changes of it are measured.
     pub reload: Option<Reload>,
     /// What its figures are held against.
     pub bars: &'static [Bar],
+}
+
+/// What is driven in turns with a subject: then the figures say what the subject adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Yardstick {
+    /// Nothing.
+    None,
+    /// The first plugin behind it.
+    Behind,
+    /// The fake KMS, with the very requests that the subject sends to it.
+    Direct,
 }
 
 /// How a known subject is made, with its files in the given directory.
@@ -56,137 +74,29 @@ struct Recipe {
     make: fn(&Path) -> Result<Subject>,
 }
 
-const SUBJECTS: &[Recipe] =
-    &[Recipe { name: "sidekey-local", make: local }, Recipe { name: SHIM, make: shim }];
+const SUBJECTS: &[Recipe] = &[
+    Recipe { name: local::PROGRAM, make: local },
+    Recipe { name: SHIM, make: shim },
+    Recipe { name: aws::PROGRAM, make: faked::aws },
+    Recipe { name: vault::PROGRAM, make: faked::vault },
+    Recipe { name: SHIM_AND_AWS, make: faked::shim_and_aws },
+];
 
 const SHIM: &str = "sidekey-shim";
+const SHIM_AND_AWS: &str = "sidekey-shim+aws";
 
 /// The first one writes.
 const SHIM_KEYS: [u64; 3] = [3, 2, 1];
 
-/// Bars of the local provider.
-const LOCAL: &[Bar] = &[
-    Bar {
-        name: "idle RSS",
-        unit: "MiB",
-        limit: 4.0,
-        direction: Direction::AtMost,
-        value: |own| Some(own.idle?.rss as f64 / 1024.0),
-    },
-    Bar {
-        name: "start to healthy, median",
-        unit: "ms",
-        limit: 10.0,
-        direction: Direction::AtMost,
-        value: |own| Some(own.start_ms?.median),
-    },
-    Bar {
-        name: "binary size",
-        unit: "MiB",
-        limit: 5.0,
-        direction: Direction::AtMost,
-        value: |own| Some(own.binary?.bytes as f64 / (1024.0 * 1024.0)),
-    },
-    Bar {
-        // None; but the background probe may fall into the measurement.
-        name: "backend calls per Status",
-        unit: "",
-        limit: 0.01,
-        direction: Direction::AtMost,
-        value: |own| {
-            let cells = own.load.iter().filter(|cell| cell.operation == "Status");
-            cells.filter_map(|cell| cell.backend_calls).reduce(f64::max)
-        },
-    },
-];
-
-/// Bars of the shim. What it adds is held against the provider behind it, alone, in the same
-/// run.
-const SHIM_BARS: &[Bar] = &[
-    Bar {
-        name: "added to a Decrypt, p50",
-        unit: "us",
-        limit: 120.0,
-        direction: Direction::AtMost,
-        value: |own| own.pair("Decrypt", 1).map(|(shim, alone)| shim.p50_us - alone.p50_us),
-    },
-    Bar {
-        name: "added to a Decrypt, p99",
-        unit: "us",
-        limit: 400.0,
-        direction: Direction::AtMost,
-        value: |own| own.pair("Decrypt", 1).map(|(shim, alone)| shim.p99_us - alone.p99_us),
-    },
-    Bar {
-        name: "Decrypt rate at 64, share",
-        unit: "",
-        limit: 0.45,
-        direction: Direction::AtLeast,
-        value: |own| own.pair("Decrypt", 64).map(|(shim, alone)| shim.rate / alone.rate),
-    },
-    Bar {
-        name: "CPU of a Status, share",
-        unit: "",
-        limit: 1.0,
-        direction: Direction::AtMost,
-        value: status_cost,
-    },
-    Bar {
-        name: "idle RSS with 3 keys",
-        unit: "MiB",
-        limit: 5.0,
-        direction: Direction::AtMost,
-        value: |own| Some(own.idle?.rss as f64 / 1024.0),
-    },
-    Bar {
-        name: "RSS after 100,000 requests",
-        unit: "MiB",
-        limit: 8.0,
-        direction: Direction::AtMost,
-        value: |own| (own.calls >= 100_000).then_some(own.loaded?.rss as f64 / 1024.0),
-    },
-    Bar {
-        // None; but the kernel counts in pages, and malloc takes more than one at a time. A
-        // connection or a key left behind each time would be several MiB.
-        name: "RSS growth in 200 reloads",
-        unit: "MiB",
-        limit: 0.25,
-        direction: Direction::AtMost,
-        value: |own| {
-            let reloads = own.reloads.filter(|reloads| reloads.live_ms.count >= 200)?;
-            Some((reloads.after.rss as f64 - reloads.before.rss as f64) / 1024.0)
-        },
-    },
-    Bar {
-        name: "binary size",
-        unit: "MiB",
-        limit: 6.0,
-        direction: Direction::AtMost,
-        value: |own| Some(own.binary?.bytes as f64 / (1024.0 * 1024.0)),
-    },
-    Bar {
-        name: "new config live, slowest",
-        unit: "ms",
-        limit: 2000.0,
-        direction: Direction::AtMost,
-        value: |own| Some(own.reloads?.live_ms.max),
-    },
-];
-
-/// CPU time of a Status for each one of the provider's, over all concurrencies.
-fn status_cost(own: &Figures) -> Option<f64> {
-    let mut cost = (0.0, 0.0);
-    for cell in own.load.iter().filter(|cell| cell.operation == "Status") {
-        let (shim, alone) = own.pair(cell.operation, cell.concurrency)?;
-        cost = (cost.0 + shim.server_cpu_us?, cost.1 + alone.server_cpu_us?);
-    }
-    (cost.1 > 0.0).then_some(cost.0 / cost.1)
+/// Everything that can be measured by its name alone.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SUBJECTS.iter().map(|subject| subject.name)
 }
 
 /// The subject of that name, its release binaries built if need be.
 pub fn named(name: &str, dir: &Path) -> Result<Subject> {
     let known = SUBJECTS.iter().find(|subject| subject.name == name).with_context(|| {
-        let names: Vec<&str> = SUBJECTS.iter().map(|subject| subject.name).collect();
+        let names: Vec<&str> = names().collect();
         format!("how to start {name} is not known here: give its arguments after --, or one of {names:?}")
     })?;
     (known.make)(dir)
@@ -201,12 +111,13 @@ pub fn given(program: &str, args: &[String], dir: &Path) -> Result<Subject> {
     };
     let place = dir.to_str().context("the scratch directory's path is not UTF-8")?;
     let args = args.iter().map(|argument| argument.replace(DIRECTORY, place)).collect();
-    let measured = Launch { program, args, socket: dir.join("kms.sock") };
+    let measured = Launch { program, args, socket: dir.join("kms.sock"), isolated: false };
     Ok(Subject {
         name: measured.name(),
         behind: Vec::new(),
         measured,
-        beside: false,
+        fake: None,
+        yardstick: Yardstick::None,
         reload: None,
         bars: &[],
     })
@@ -222,13 +133,13 @@ fn local(dir: &Path) -> Result<Subject> {
         "--admin",
         "127.0.0.1:0",
     ];
-    let subject = given("sidekey-local", &args.map(str::to_owned), dir)?;
-    Ok(Subject { bars: LOCAL, ..subject })
+    let subject = given(local::PROGRAM, &args.map(str::to_owned), dir)?;
+    Ok(Subject { bars: bars::LOCAL, ..subject })
 }
 
 /// The shim before one provider that serves three keys.
 fn shim(dir: &Path) -> Result<Subject> {
-    let socket = |id: u64| dir.join(format!("kms-{id}.sock"));
+    let socket = |id| key_socket(dir, id);
     let (file, behind) = (dir.join("shim.yaml"), dir.join("provider.yaml"));
     let mut served = Vec::new();
     for id in SHIM_KEYS {
@@ -240,31 +151,41 @@ fn shim(dir: &Path) -> Result<Subject> {
     let provider = json!({"admin": "127.0.0.1:0", "keys": served});
     std::fs::write(&behind, provider.to_string())
         .with_context(|| format!("cannot write {}", behind.display()))?;
-    let text = |ids: &[u64]| {
-        let key = |(index, id): (usize, &u64)| {
-            let role = if index == 0 { "write" } else { "read" };
-            json!({"id": id, "role": role, "endpoints": [socket(*id)]})
-        };
-        let keys: Vec<Value> = ids.iter().enumerate().map(key).collect();
-        let (listen, admin) = (dir.join("kms.sock"), "127.0.0.1:0");
-        json!({"revision": "{revision}", "listen": listen, "admin": admin, "keys": keys})
-            .to_string()
-    };
     // A key comes and goes with each change.
-    let reload = Reload { file, texts: [text(&SHIM_KEYS), text(&SHIM_KEYS[..2])] };
+    let reload =
+        Reload { file, texts: [shim_text(dir, &SHIM_KEYS), shim_text(dir, &SHIM_KEYS[..2])] };
     reload.write_first()?;
     let config = ["--config", "{dir}/shim.yaml"].map(str::to_owned);
     let subject = given(SHIM, &config, dir)?;
     let args = vec!["--config".to_owned(), behind.to_string_lossy().into_owned()];
-    let launch =
-        Launch { program: binaries::path(local::PROGRAM)?, args, socket: socket(SHIM_KEYS[0]) };
+    let launch = Launch {
+        program: binaries::path(local::PROGRAM)?,
+        args,
+        socket: socket(SHIM_KEYS[0]),
+        isolated: false,
+    };
     Ok(Subject {
         behind: vec![launch],
-        beside: true,
+        yardstick: Yardstick::Behind,
         reload: Some(reload),
-        bars: SHIM_BARS,
+        bars: bars::SHIM,
         ..subject
     })
+}
+
+/// A configuration of the shim before keys whose first one writes; `{revision}` is left open.
+fn shim_text(dir: &Path, ids: &[u64]) -> String {
+    let key = |(index, id): (usize, &u64)| {
+        let role = if index == 0 { "write" } else { "read" };
+        json!({"id": id, "role": role, "endpoints": [key_socket(dir, *id)]})
+    };
+    let keys: Vec<Value> = ids.iter().enumerate().map(key).collect();
+    let (listen, admin) = (dir.join("kms.sock"), "127.0.0.1:0");
+    json!({"revision": "{revision}", "listen": listen, "admin": admin, "keys": keys}).to_string()
+}
+
+fn key_socket(dir: &Path, id: u64) -> PathBuf {
+    dir.join(format!("kms-{id}.sock"))
 }
 
 fn create_key(file: &Path) -> Result<()> {

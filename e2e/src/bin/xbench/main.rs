@@ -4,32 +4,36 @@
 //! time, memory, binary size, and latency and rate of each operation, beside the bars that
 //! the project has set itself. It measures and does not judge a build: a missed bar is
 //! printed, not an exit code.
+//!
+//! Providers of a KMS elsewhere are measured against a fake one, which this very program serves
+//! in a second process.
+
+mod measure;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use serde::Serialize;
 use sidekey_core::Endpoint;
 use sidekey_e2e::Scratch;
-use sidekey_e2e::bench::subject::Launch;
-use sidekey_e2e::bench::{
-    Bar, Beside, Binary, Effort, Figures, Judgement, Memory, Server, Spread, Subject, Target,
-    judge, measure_load, subject, table,
-};
+use sidekey_e2e::bench::fake::{self, FakeKind};
+use sidekey_e2e::bench::{Bar, Figures, Judgement, judge, subject, table};
 use sidekey_e2e::command::{self, Format};
+use tokio::net::TcpListener;
+
+use measure::{drive_socket, measure};
 
 /// Measures a KMS v2 plugin as kube-apiserver meets it.
 #[derive(Debug, Parser)]
 #[command(
     name = "cargo xbench",
     bin_name = "cargo xbench",
-    after_help = "Examples:\n  cargo xbench\n  cargo xbench --bin sidekey-shim -o json\n  cargo xbench --socket /var/run/kmsplugin/kms.sock\n  cargo xbench --bin ./my-plugin -- --listen unix://{dir}/kms.sock\n\nExit codes: 0 measured, 1 failed, 64 bad usage"
+    after_help = "Without --bin, everything that is known here is measured: sidekey-local, sidekey-shim before it,\nsidekey-aws and sidekey-vault against a fast fake AWS KMS and a fast fake Vault that this command\nserves itself (no real KMS is measured), and sidekey-shim+aws: the shim before sidekey-aws.\n\nExamples:\n  cargo xbench\n  cargo xbench --bin sidekey-aws\n  cargo xbench --bin sidekey-shim -o json\n  cargo xbench --socket /var/run/kmsplugin/kms.sock\n  cargo xbench --bin ./my-plugin -- --listen unix://{dir}/kms.sock\n\nExit codes: 0 measured, 1 failed, 64 bad usage"
 )]
 struct Arguments {
-    /// Binary to start and to measure, by name or path; may be repeated, to compare
-    #[arg(long, value_name = "NAME", default_values = ["sidekey-local", "sidekey-shim"], conflicts_with = "socket")]
+    /// Binary to start and to measure, by name or path; may be repeated, to compare [default: all]
+    #[arg(long, value_name = "NAME", conflicts_with = "socket")]
     bin: Vec<String>,
     /// Drive the plugin that listens here instead of starting one
     #[arg(long, value_name = "PATH")]
@@ -55,9 +59,12 @@ struct Arguments {
     /// How to print the figures
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
+    /// Be a fake KMS, say where, and nothing else
+    #[arg(long, value_name = "KIND", hide = true)]
+    serve_fake: Option<FakeKind>,
     /// Arguments of the binary, in which {dir} is a directory of the run; it must listen on
     /// {dir}/kms.sock
-    #[arg(last = true)]
+    #[arg(last = true, requires = "bin")]
     arguments: Vec<String>,
 }
 
@@ -89,6 +96,11 @@ fn main() -> ExitCode {
 }
 
 async fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(kind) = arguments.serve_fake {
+        let listener = TcpListener::bind("127.0.0.1:0").await.context("cannot listen")?;
+        println!("{}", listener.local_addr()?);
+        return fake::serve(kind, listener).await;
+    }
     if cfg!(debug_assertions) {
         eprintln!("warning: the client is a debug build; compare no figures of it");
     }
@@ -97,7 +109,11 @@ async fn run(arguments: &Arguments) -> Result<()> {
     if let Some(endpoint) = &arguments.socket {
         measured.push((drive_socket(endpoint, arguments).await?, Default::default()));
     } else {
-        for (number, name) in arguments.bin.iter().enumerate() {
+        let names: Vec<&str> = match arguments.bin.as_slice() {
+            [] => subject::names().collect(),
+            given => given.iter().map(String::as_str).collect(),
+        };
+        for (number, name) in names.into_iter().enumerate() {
             let dir = scratch.subdir(&number.to_string())?;
             let subject = match arguments.arguments.as_slice() {
                 [] => subject::named(name, &dir)?,
@@ -107,97 +123,6 @@ async fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     print(measured, arguments.output)
-}
-
-/// Starts a subject many times, loads it, and changes the configuration of a fresh one.
-async fn measure(subject: &Subject, arguments: &Arguments) -> Result<Figures> {
-    let mut behind = Vec::new();
-    for launch in &subject.behind {
-        behind.push(Server::start(launch).await?);
-    }
-    let name = subject.name.as_str();
-    eprintln!("{name}: {} starts", arguments.starts);
-    // The first one makes the key and warms the page cache; it is not counted.
-    drop(Server::start(&subject.measured).await?);
-    let mut starts = Vec::new();
-    for _ in 0..arguments.starts.get() {
-        starts.push(Server::start(&subject.measured).await?.start_time().as_secs_f64() * 1000.0);
-    }
-    let server = Server::start(&subject.measured).await?;
-    // Whatever it still does after it has become healthy.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let measured = target(&subject.measured, &server)?;
-    let beside = match (subject.behind.first(), behind.first()) {
-        (Some(launch), Some(server)) if subject.beside => Some((launch, target(launch, server)?)),
-        _ => None,
-    };
-    let mut figures = drive(name, &measured, beside.as_ref(), arguments).await?;
-    figures.binary = Binary::read(&subject.measured.program).ok();
-    figures.start_ms = Spread::of(starts);
-    drop(server);
-    if let Some(reload) = &subject.reload {
-        eprintln!("{name}: {} reloads", arguments.reloads);
-        let server = Server::start(&subject.measured).await?;
-        figures.reloads = Some(reload.measure(&server, arguments.reloads.get()).await?);
-    }
-    Ok(figures)
-}
-
-fn target(launch: &Launch, server: &Server) -> Result<Target> {
-    let endpoint = launch.socket.to_string_lossy().parse()?;
-    Ok(Target { endpoint, pid: Some(server.pid()), admin: server.admin() })
-}
-
-/// Loads a plugin that somebody else has started; what it costs is seen if it is one of ours
-/// or runs under our user.
-async fn drive_socket(endpoint: &Endpoint, arguments: &Arguments) -> Result<Figures> {
-    let stream =
-        endpoint.connect().await.with_context(|| format!("cannot connect to {endpoint}"))?;
-    let pid = stream.peer_cred()?.pid().and_then(|pid| u32::try_from(pid).ok());
-    drop(stream);
-    let program = pid.and_then(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok());
-    let target = Target { endpoint: endpoint.clone(), pid, admin: None };
-    let mut figures = drive(&endpoint.to_string(), &target, None, arguments).await?;
-    figures.binary = program.and_then(|path| Binary::read(&path).ok());
-    Ok(figures)
-}
-
-async fn drive(
-    name: &str,
-    target: &Target,
-    beside: Option<&(&Launch, Target)>,
-    arguments: &Arguments,
-) -> Result<Figures> {
-    let effort = Effort {
-        concurrency: arguments.concurrency.iter().map(|number| number.get()).collect(),
-        pool: arguments.pool.get(),
-        time: Duration::from_secs_f64(arguments.seconds),
-        calls: arguments.calls,
-    };
-    let memory = || target.pid.and_then(|pid| Memory::of(pid).ok());
-    let idle = memory();
-    eprintln!("{name}: load");
-    let (load, beside) = match beside {
-        None => {
-            let [load] = measure_load([target], &effort).await?;
-            (load, None)
-        }
-        Some((launch, alone)) => {
-            let [load, alone] = measure_load([target, alone], &effort).await?;
-            (load, Some(Beside { subject: launch.name(), load: alone.cells }))
-        }
-    };
-    Ok(Figures {
-        subject: name.to_owned(),
-        binary: None,
-        start_ms: None,
-        idle,
-        loaded: memory(),
-        calls: load.calls,
-        load: load.cells,
-        beside,
-        reloads: None,
-    })
 }
 
 fn print(measured: Vec<(Figures, &'static [Bar])>, output: Format) -> Result<()> {

@@ -1,0 +1,127 @@
+//! What the project has set itself, subject by subject.
+
+use super::figures::{Bar, Direction, Figures};
+
+/// Where none is promised, or just so many: the background probe may fall into the measurement.
+const PROBE: f64 = 0.01;
+
+/// Bars of the local provider.
+pub(super) const LOCAL: &[Bar] = &[
+    at_most("idle RSS", "MiB", 4.0, idle_rss),
+    at_most("start to healthy, median", "ms", 10.0, start),
+    at_most("binary size", "MiB", 5.0, binary_size),
+    at_most("backend calls per Status", "", PROBE, |own| backend_calls(own, "Status")),
+];
+
+/// Bars of the shim. What it adds is held against the provider behind it, alone, in the same
+/// run.
+pub(super) const SHIM: &[Bar] = &[
+    at_most("added to a Decrypt, p50", "us", 120.0, |own| {
+        own.pair("Decrypt", 1).map(|(shim, alone)| shim.p50_us - alone.p50_us)
+    }),
+    at_most("added to a Decrypt, p99", "us", 400.0, |own| {
+        own.pair("Decrypt", 1).map(|(shim, alone)| shim.p99_us - alone.p99_us)
+    }),
+    at_least("Decrypt rate at 64, share", "", 0.45, rate_share),
+    at_most("CPU of a Status, share", "", 1.0, status_cost),
+    at_most("idle RSS with 3 keys", "MiB", 5.0, idle_rss),
+    at_most("RSS after 100,000 requests", "MiB", 8.0, |own| {
+        (own.calls >= 100_000).then_some(own.loaded?.rss as f64 / 1024.0)
+    }),
+    // None; but the kernel counts in pages, and malloc takes more than one at a time. A
+    // connection or a key left behind each time would be several MiB.
+    at_most("RSS growth in 200 reloads", "MiB", 0.25, |own| {
+        let reloads = own.reloads.filter(|reloads| reloads.live_ms.count >= 200)?;
+        Some((reloads.after.rss as f64 - reloads.before.rss as f64) / 1024.0)
+    }),
+    at_most("binary size", "MiB", 6.0, binary_size),
+    at_most("new config live, slowest", "ms", 2000.0, |own| Some(own.reloads?.live_ms.max)),
+];
+
+/// Bars of the AWS provider. Its Decrypt is held against the same request, sent to the same
+/// fake endpoint without it.
+pub(super) const AWS: &[Bar] = &[
+    at_most("idle RSS", "MiB", 8.0, idle_rss),
+    at_most("Decrypt p50 / direct call", "", 2.4, |own| {
+        own.pair("Decrypt", 1).map(|(own, direct)| own.p50_us / direct.p50_us)
+    }),
+    at_least("Decrypt rate at 64, share", "", 0.33, rate_share),
+    // One, and one to verify it.
+    at_most("backend calls per Encrypt", "", 2.0 + PROBE, |own| backend_calls(own, "Encrypt")),
+    at_most("backend calls per Decrypt", "", 1.0 + PROBE, |own| backend_calls(own, "Decrypt")),
+    at_most("backend calls per Status", "", PROBE, |own| backend_calls(own, "Status")),
+    at_most("start to healthy, median", "ms", 15.0, start),
+    at_most("binary size", "MiB", 9.0, binary_size),
+];
+
+/// Bars of the Vault provider.
+pub(super) const VAULT: &[Bar] = &[
+    at_most("idle RSS", "MiB", 7.0, idle_rss),
+    // One, and one to verify it.
+    at_most("backend calls per Encrypt", "", 2.0 + PROBE, |own| backend_calls(own, "Encrypt")),
+    at_most("of which before verification", "", 1.0 + PROBE, |own| {
+        let cells = own.load.iter().filter(|cell| cell.operation == "Encrypt");
+        let counts = cells.filter_map(|cell| cell.backend_operations.as_ref());
+        // What verifies is a Decrypt; everything else comes before it.
+        let before = counts.map(|counts| {
+            counts.iter().filter(|(name, _)| *name != "Decrypt").map(|(_, count)| *count).sum()
+        });
+        before.reduce(f64::max)
+    }),
+    at_most("backend calls per Decrypt", "", 1.0 + PROBE, |own| backend_calls(own, "Decrypt")),
+    at_most("backend calls per Status", "", PROBE, |own| backend_calls(own, "Status")),
+];
+
+/// Bars of the shim and an AWS provider with two keys behind it, together.
+pub(super) const SHIM_AND_AWS: &[Bar] =
+    &[at_most("idle RSS of both", "MiB", 15.5, |own| Some(own.idle_together?.rss as f64 / 1024.0))];
+
+const fn at_most(
+    name: &'static str,
+    unit: &'static str,
+    limit: f64,
+    value: fn(&Figures) -> Option<f64>,
+) -> Bar {
+    Bar { name, unit, limit, direction: Direction::AtMost, value }
+}
+
+const fn at_least(
+    name: &'static str,
+    unit: &'static str,
+    limit: f64,
+    value: fn(&Figures) -> Option<f64>,
+) -> Bar {
+    Bar { name, unit, limit, direction: Direction::AtLeast, value }
+}
+
+fn idle_rss(own: &Figures) -> Option<f64> {
+    Some(own.idle?.rss as f64 / 1024.0)
+}
+
+fn start(own: &Figures) -> Option<f64> {
+    Some(own.start_ms?.median)
+}
+
+fn binary_size(own: &Figures) -> Option<f64> {
+    Some(own.binary?.bytes as f64 / (1024.0 * 1024.0))
+}
+
+fn rate_share(own: &Figures) -> Option<f64> {
+    own.pair("Decrypt", 64).map(|(own, alone)| own.rate / alone.rate)
+}
+
+/// At the concurrency where there are most of them.
+fn backend_calls(own: &Figures, operation: &str) -> Option<f64> {
+    let cells = own.load.iter().filter(|cell| cell.operation == operation);
+    cells.filter_map(|cell| cell.backend_calls).reduce(f64::max)
+}
+
+/// CPU time of a Status for each one of the provider's, over all concurrencies.
+fn status_cost(own: &Figures) -> Option<f64> {
+    let mut cost = (0.0, 0.0);
+    for cell in own.load.iter().filter(|cell| cell.operation == "Status") {
+        let (shim, alone) = own.pair(cell.operation, cell.concurrency)?;
+        cost = (cost.0 + shim.server_cpu_us?, cost.1 + alone.server_cpu_us?);
+    }
+    (cost.1 > 0.0).then_some(cost.0 / cost.1)
+}

@@ -190,7 +190,7 @@ async fn kms_throttles(scene: &mut Scene, load: &Load) -> Result<()> {
 async fn the_key_is_disabled(scene: &mut Scene, load: &Load) -> Result<()> {
     scene.moto.owner().change_state("DisableKey", &scene.key).await?;
     let error = scene.first_error().await?;
-    scene.is_felt(&error, "DisabledException").await?;
+    scene.is_felt(&error, "is disabled").await?;
     scene.server.wait_kms_providers(false).await?;
     load.more(MEANWHILE).await?;
     scene.moto.owner().change_state("EnableKey", &scene.key).await?;

@@ -1,6 +1,7 @@
 //! A real kube-apiserver, any number of them on one etcd.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -24,12 +25,29 @@ pub struct Options {
     name: String,
     encryption: Option<EncryptionConfiguration>,
     args: Vec<String>,
+    address: Ipv4Addr,
+    names: Vec<String>,
 }
 
 impl Options {
     /// Plain storage; `name` tells replicas apart.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), encryption: None, args: Vec::new() }
+        Self {
+            name: name.into(),
+            encryption: None,
+            args: Vec::new(),
+            address: Ipv4Addr::LOCALHOST,
+            names: Vec::new(),
+        }
+    }
+
+    /// Listens on another address of this host than loopback, and is also known
+    /// under these names and addresses.
+    pub fn address(mut self, address: Ipv4Addr, names: impl IntoIterator<Item = String>) -> Self {
+        self.address = address;
+        self.names.extend(names);
+        let (bind, advertise) = ("--bind-address", "--advertise-address");
+        self.arg(format!("{bind}={address}")).arg(format!("{advertise}={address}"))
     }
 
     /// Encrypts by this configuration.
@@ -68,8 +86,10 @@ impl KubeApiserver {
     pub async fn spawn(plane: &ControlPlane, options: Options) -> Result<Self> {
         let program = golang::KUBE_APISERVER.build_async().await?;
         let dir = plane.scratch.subdir(&options.name)?;
-        let port = Port::free()?;
-        let serving = plane.authority.server(&dir, &options.name)?;
+        let port = Port::free_on(options.address)?;
+        let own = [options.address.to_string(), "localhost".to_owned()];
+        let names: Vec<&str> = own.iter().chain(&options.names).map(String::as_str).collect();
+        let serving = plane.authority.peer(&dir, &options.name, &names)?;
         let mut spec = Spec::new(
             format!("kube-apiserver {}", options.name),
             program,
@@ -95,6 +115,11 @@ impl KubeApiserver {
         let http = HttpClient::tls(port.address(), tls, Some(token.clone()));
         let (process, ca) = (spec.start()?, plane.authority.pem());
         Ok(Self { process, port, http, encryption_file, ca, token })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.port.address()
     }
 
     /// A client with an administrator's rights.
@@ -199,10 +224,15 @@ impl KubeApiserver {
 
     /// A kubeconfig with an administrator's rights.
     pub fn kubeconfig(&self) -> String {
-        let ca = STANDARD.encode(&self.ca);
-        let (address, token) = (self.port.address(), &self.token);
-        format!(
-            "apiVersion: v1
+        kubeconfig(self.port.address(), &self.ca, &self.token)
+    }
+}
+
+/// A kubeconfig for whoever has this token.
+pub(crate) fn kubeconfig(address: SocketAddr, ca: &str, token: &str) -> String {
+    let ca = STANDARD.encode(ca);
+    format!(
+        "apiVersion: v1
 kind: Config
 clusters:
 - name: sidekey
@@ -215,8 +245,7 @@ contexts:
   context: {{cluster: sidekey, user: admin}}
 current-context: sidekey
 "
-        )
-    }
+    )
 }
 
 fn flag(name: &str, path: &Path) -> String {

@@ -1,5 +1,6 @@
 //! A real etcd on loopback, and what is really stored in it.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -39,8 +40,13 @@ pub struct Etcd {
 impl Etcd {
     /// Starts it with its data and log in `dir`, and waits until it is healthy.
     pub async fn start(dir: &Path) -> Result<Self> {
+        Self::start_on(Ipv4Addr::LOCALHOST, dir).await
+    }
+
+    /// The same on another address of this host.
+    pub async fn start_on(ip: Ipv4Addr, dir: &Path) -> Result<Self> {
         let program = golang::ETCD.build_async().await?;
-        let (client, peer) = (Port::free()?, Port::free()?);
+        let (client, peer) = (Port::free_on(ip)?, Port::free()?);
         let client_url = format!("http://{}", client.address());
         let peer_url = format!("http://{}", peer.address());
         let spec = Spec::new("etcd", program, dir.join("etcd.log"))

@@ -136,7 +136,10 @@ impl HttpClient {
         }
         let bytes = match body {
             Some(value) => {
-                request = request.header(header::CONTENT_TYPE, "application/json");
+                let named = |(name, _): &(&str, &str)| *name == header::CONTENT_TYPE.as_str();
+                if !headers.iter().any(named) {
+                    request = request.header(header::CONTENT_TYPE, "application/json");
+                }
                 Bytes::from(value.to_string())
             }
             None => Bytes::new(),

@@ -154,6 +154,20 @@ impl KubeClient {
         answer.and_then(Response::ok).with_context(what)?.json()
     }
 
+    /// The same for a body that is not plain JSON, such as a patch.
+    pub async fn send_as(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &str,
+        body: &Value,
+    ) -> Result<Value> {
+        let what = || format!("{method} {path} through {}", self.name);
+        let headers = [("content-type", content_type)];
+        let answer = self.http.send_with(method.clone(), path, &headers, Some(body)).await;
+        answer.and_then(Response::ok).with_context(what)?.json()
+    }
+
     /// GET of any path, whatever its status.
     pub async fn raw(&self, path: &str) -> Result<Response> {
         self.http.get(path).await

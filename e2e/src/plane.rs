@@ -1,5 +1,6 @@
 //! A control plane: one etcd, and what all its kube-apiservers share.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -14,10 +15,10 @@ use crate::scratch::Scratch;
 /// The scratch directory goes last: declare plugins and kube-apiservers after
 /// it, so that they are dropped, and ended, before it.
 pub struct ControlPlane {
-    /// Where everything of this control plane lies.
-    pub scratch: Scratch,
     /// The store.
     pub etcd: Etcd,
+    /// Where everything of this control plane lies: removed after etcd has ended.
+    pub scratch: Scratch,
     pub(crate) authority: Authority,
     pub(crate) service_account: ServiceAccountKeys,
     pub(crate) tokens: PathBuf,
@@ -27,15 +28,19 @@ pub struct ControlPlane {
 impl ControlPlane {
     /// Starts etcd and makes certificates, keys and an administrator's token.
     pub async fn start(name: &str) -> Result<Self> {
-        let scratch = Scratch::new(name)?;
+        Self::start_in(Scratch::new(name)?, name, Ipv4Addr::LOCALHOST).await
+    }
+
+    /// The same in a directory that is there already, with etcd on `address`.
+    pub async fn start_in(scratch: Scratch, name: &str, address: Ipv4Addr) -> Result<Self> {
         let shared = scratch.subdir("shared")?;
         let authority = Authority::new(&format!("{name} test CA"))?;
         let service_account = ServiceAccountKeys::create(&shared)?;
         let admin_token = random_token()?;
         let line = format!("{admin_token},admin,admin,\"system:masters\"\n");
         let tokens = write(&shared, "tokens.csv", &line)?;
-        let etcd = Etcd::start(scratch.path()).await?;
-        Ok(Self { scratch, etcd, authority, service_account, tokens, admin_token })
+        let etcd = Etcd::start_on(address, scratch.path()).await?;
+        Ok(Self { etcd, scratch, authority, service_account, tokens, admin_token })
     }
 }
 

@@ -17,9 +17,10 @@ const SPAN: u32 = 12_000;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A loopback port that is ours until this is dropped.
+/// A port that is ours until this is dropped, on loopback if not said otherwise.
 #[derive(Debug)]
 pub struct Port {
+    ip: Ipv4Addr,
     number: u16,
     _lock: File,
 }
@@ -27,6 +28,11 @@ pub struct Port {
 impl Port {
     /// Takes a free one.
     pub fn free() -> Result<Self> {
+        Self::free_on(Ipv4Addr::LOCALHOST)
+    }
+
+    /// The same on another address of this host.
+    pub fn free_on(ip: Ipv4Addr) -> Result<Self> {
         let dir = lock_directory()?;
         let first = first_port();
         let start = std::process::id().wrapping_mul(97);
@@ -39,11 +45,11 @@ impl Port {
             if lock.try_lock().is_err() {
                 continue;
             }
-            if TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok() {
-                return Ok(Self { number, _lock: lock });
+            if TcpListener::bind((ip, number)).is_ok() {
+                return Ok(Self { ip, number, _lock: lock });
             }
         }
-        bail!("no free TCP port on 127.0.0.1 from {first} on; are many tests hanging?")
+        bail!("no free TCP port on {ip} from {first} on; are many tests hanging?")
     }
 
     /// The number.
@@ -53,7 +59,7 @@ impl Port {
 
     /// Where to connect to.
     pub fn address(&self) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
+        SocketAddr::from((self.ip, self.number))
     }
 }
 

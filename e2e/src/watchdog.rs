@@ -2,7 +2,9 @@
 //!
 //! One `sh` per harness process reads a pipe whose only writer is that process.
 //! However the process ends, the kernel closes the pipe; the watchdog then
-//! kills what is still registered, by pid, and removes the scratch directory.
+//! kills what is still registered, by pid, and removes the scratch directory
+//! and the control groups that have its name: they can go only once the last
+//! process in them is dead, which may be a moment later.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -26,6 +28,14 @@ while read -r op pid; do
   esac
 done
 for pid in $pids; do kill -s KILL -- "-$pid"; done
+left=100
+while [ "$left" -gt 0 ]; do
+  groups=$(find /sys/fs/cgroup -maxdepth 2 -type d -name "$2")
+  if [ -z "$groups" ]; then break; fi
+  find $groups -depth -type d -exec rmdir {} ';'
+  left=$((left - 1))
+  sleep 0.1
+done
 if [ -n "$1" ]; then rm -rf -- "$1"; fi
 "#;
 
@@ -57,6 +67,7 @@ impl Watchdog {
         let mut child = Command::new("sh")
             .args(["-c", SCRIPT, "sidekey-e2e-watchdog"])
             .arg(doomed)
+            .arg(root.file_name().unwrap_or_default())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

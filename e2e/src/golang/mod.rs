@@ -47,6 +47,34 @@ pub const KUBE_APISERVER: GoServer = GoServer {
     cost: "6 minutes the first time",
 };
 
+/// Everything else of Kubernetes, in one binary: `kubelet`, `kube-proxy`,
+/// `kube-scheduler` or `kube-controller-manager` is its first argument.
+pub const NODE: GoServer = GoServer {
+    name: "node",
+    version: "1.36.3",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/node"),
+    ldflags: KUBE_APISERVER.ldflags,
+    cost: "8 minutes the first time",
+};
+
+/// The CoreDNS of a cluster.
+pub const COREDNS: GoServer = GoServer {
+    name: "coredns",
+    version: "1.12.4",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/coredns"),
+    ldflags: "",
+    cost: "a minute or two the first time",
+};
+
+/// What the pods of the tests run where they need no program of ours.
+pub const POD: GoServer = GoServer {
+    name: "pod",
+    version: "1.0.0",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/pod"),
+    ldflags: "",
+    cost: "some seconds the first time",
+};
+
 /// The etcd that the tests run.
 pub const ETCD: GoServer = GoServer {
     name: "etcd",

@@ -1,0 +1,95 @@
+// Package main is what the pods of the end-to-end tests run where they need no
+// program of ours: the pause of every pod, and a server that shows a test what
+// a pod sees, its files and its network.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const version = "1.0.0"
+
+func main() {
+	// In a container this is process 1, which signals end only if it wants.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	switch arguments := os.Args[1:]; {
+	case len(arguments) == 1 && arguments[0] == "--version":
+		fmt.Println("pod", version)
+	case len(arguments) == 1 && arguments[0] == "pause":
+		<-ctx.Done()
+	case len(arguments) == 2 && arguments[0] == "serve":
+		serve(ctx, arguments[1])
+	default:
+		fmt.Fprintln(os.Stderr, "usage: pod pause | pod serve ADDRESS")
+		os.Exit(64)
+	}
+}
+
+func serve(ctx context.Context, address string) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/hostname", func(w http.ResponseWriter, _ *http.Request) {
+		name, err := os.Hostname()
+		answer(w, []byte(name), err)
+	})
+	mux.HandleFunc("/file", func(w http.ResponseWriter, r *http.Request) {
+		text, err := os.ReadFile(r.FormValue("path"))
+		answer(w, text, err)
+	})
+	mux.HandleFunc("/lookup", func(w http.ResponseWriter, r *http.Request) {
+		addresses, err := net.DefaultResolver.LookupHost(r.Context(), r.FormValue("name"))
+		answer(w, []byte(strings.Join(addresses, " ")), err)
+	})
+	mux.HandleFunc("/fetch", func(w http.ResponseWriter, r *http.Request) {
+		text, err := fetch(r.Context(), r.FormValue("url"))
+		answer(w, text, err)
+	})
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println("serving on", listener.Addr())
+	go func() { _ = http.Serve(listener, mux) }()
+	<-ctx.Done()
+	fmt.Println("ended")
+}
+
+func fetch(ctx context.Context, url string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	// Each request a connection of its own, so that each is routed anew.
+	request.Close = true
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", response.Status, text)
+	}
+	return text, err
+}
+
+// answer says 502 with the reason where there is one.
+func answer(w http.ResponseWriter, text []byte, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	_, _ = w.Write(text)
+}

@@ -1,6 +1,7 @@
 //! OpenBao as users run it: TLS, storage on disk, initialised and unsealed by
 //! an operator, and hurt in every way that happens to a Vault.
 
+pub mod agent;
 pub mod audit;
 pub mod auth;
 pub mod client;
@@ -24,6 +25,7 @@ use crate::process::{Process, Spec};
 use crate::scratch::Scratch;
 use crate::wait::PATIENCE;
 
+pub use agent::Agent;
 pub use audit::Audit;
 pub use client::Bao;
 pub use cluster::Cluster;
@@ -38,6 +40,7 @@ pub struct OpenBao {
     audit: PathBuf,
     port: Port,
     named: Port,
+    plain: Port,
     authority: Arc<Authority>,
     trust: TlsConnector,
     keys: Arc<Keys>,
@@ -76,7 +79,7 @@ impl OpenBao {
         let program = OPENBAO.build_async().await?;
         let dir = scratch.subdir(name)?;
         scratch.subdir(&format!("{name}/data"))?;
-        let (port, named) = (Port::free()?, Port::free()?);
+        let (port, named, plain) = (Port::free()?, Port::free()?, Port::free()?);
         authority.file(&dir)?;
         authority.server(&dir, "server")?;
         authority.peer(&dir, "named", &[NAMED])?;
@@ -86,7 +89,7 @@ impl OpenBao {
             Storage::Raft { leader: Some(leader), .. } => leader.audit.clone(),
             _ => dir.join("audit.log"),
         };
-        let document = document(&dir, name, &audit, [&port, &named], storage);
+        let document = document(&dir, name, &audit, [&port, &named, &plain], storage);
         fs::write(&config, document.to_string())
             .with_context(|| format!("cannot write {}", config.display()))?;
         let process = Spec::new(format!("openbao {name}"), program, dir.join("server.log"))
@@ -94,7 +97,7 @@ impl OpenBao {
             .arg(format!("-config={}", config.display()))
             .start()?;
         let (trust, keys) = (authority.connector()?, Arc::default());
-        let mut server = Self { process, dir, audit, port, named, authority, trust, keys };
+        let mut server = Self { process, dir, audit, port, named, plain, authority, trust, keys };
         server.wait_listening().await?;
         Ok(server)
     }
@@ -108,6 +111,11 @@ impl OpenBao {
     /// address: whoever connects by address must send that name.
     pub fn named_address(&self) -> String {
         format!("https://{}", self.named.address())
+    }
+
+    /// The same server without TLS, for command lines that have it so.
+    pub fn plain_address(&self) -> String {
+        format!("http://{}", self.plain.address())
     }
 
     /// The port of [`address`](Self::address), to put a forwarder in front.
@@ -184,6 +192,22 @@ impl OpenBao {
         self.unseal().await
     }
 
+    /// Stops it, keeps a copy of its data under a name, and starts it again.
+    pub async fn back_up(&mut self, name: &str) -> Result<()> {
+        self.process.kill()?;
+        copy(&self.dir.join("data"), &self.dir.join(name))?;
+        self.revive().await
+    }
+
+    /// Stops it, puts a copy in the place of its data, and starts it again.
+    pub async fn restore(&mut self, name: &str) -> Result<()> {
+        self.process.kill()?;
+        let data = self.dir.join("data");
+        fs::remove_dir_all(&data).context("cannot remove the data")?;
+        copy(&self.dir.join(name), &data)?;
+        self.revive().await
+    }
+
     /// Its certificate comes from another authority from now on; clients that
     /// trust the old one alone are refused on new connections.
     pub async fn change_authority(&mut self, authority: Arc<Authority>) -> Result<()> {
@@ -229,7 +253,7 @@ fn document(
     dir: &Path,
     name: &str,
     audit: &Path,
-    ports: [&Port; 2],
+    ports: [&Port; 3],
     storage: &Storage<'_>,
 ) -> Value {
     let path = |name: &str| dir.join(name).display().to_string();
@@ -244,10 +268,11 @@ fn document(
         }
         tcp
     };
-    let [main, named] = ports;
+    let [main, named, plain] = ports;
     let mut listeners = vec![json!({"tcp": tcp(main, "server")})];
     if matches!(storage, Storage::File) {
         listeners.push(json!({"tcp": tcp(named, "named")}));
+        listeners.push(json!({"tcp": {"address": address(plain), "tls_disable": true}}));
     }
     listeners.push(json!({"unix": {"address": path("bao.sock")}}));
     let options = json!({"file_path": audit.display().to_string()});
@@ -270,4 +295,20 @@ fn document(
         }
     };
     document
+}
+
+/// Copies a directory with all that is in it.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let what = || format!("cannot copy {} to {}", from.display(), to.display());
+    fs::create_dir_all(to).with_context(what)?;
+    for entry in fs::read_dir(from).with_context(what)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target).with_context(what)?;
+        }
+    }
+    Ok(())
 }

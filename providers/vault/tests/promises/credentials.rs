@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sidekey_e2e::openbao::Agent;
 use sidekey_e2e::openbao::jwt::Issuer;
 use tonic::Code;
 
@@ -54,6 +55,45 @@ async fn every_auth_method_serves() {
         assert!(!status.contains(secret), "{secret} is on /status");
     }
     assert!(served.plugin.process().log().unwrap().contains("logged in to Vault"));
+}
+
+#[tokio::test]
+async fn an_agent_that_logs_in_by_itself_serves_over_its_socket() {
+    let stage = Stage::new("agent").await;
+    let dir = stage.scratch().path();
+    let mut agent = Agent::start(dir, shared().await, "agent", &stage.role).await.unwrap();
+    let mut key = stage.key_with(1, &stage.key, &json!({"agent": {}}));
+    key["settings"] = json!({"address": format!("unix://{}", agent.socket().display())});
+    let mut served = stage.serve_document(&quick(&[key])).await;
+    let sealed = served.round_trip().await;
+    agent.process().kill().unwrap();
+    failed(served.kms.decrypt(&sealed).await, Code::Unavailable, &["agent.sock"]);
+    served.wait_bad().await;
+    agent.process().start().unwrap();
+    assert_eq!(served.wait_ok().await, sealed.key_id);
+    served.reads(&sealed).await;
+}
+
+#[tokio::test]
+async fn a_service_account_token_is_followed_when_it_is_rotated() {
+    let stage = Stage::new("rotated-jwt").await;
+    let (bao, issuer) = (&stage.bao, Issuer::new().unwrap());
+    bao.enable_auth("jwt", "jwt-rotated").await.unwrap();
+    let policy = [stage.name.as_str()];
+    bao.jwt_role("jwt-rotated", "kms", issuer.public_key(), "vault", "kms", &policy).await.unwrap();
+    let token = |life| issuer.token("vault", "kms", Duration::from_secs(life)).unwrap();
+    stage.write("jwt", &token(1));
+    let way =
+        json!({"jwt": {"mount": "jwt-rotated", "role": "kms", "tokenFile": stage.path("jwt")}});
+    let mut served = stage.serve_document(&quick(&[stage.key_with(1, &stage.key, &way)])).await;
+    let sealed = served.round_trip().await;
+    let pulse = Pulse::start(&served.kms, &sealed);
+    // As kubelet does it, long before the old one ends; then the old one has ended.
+    stage.write("jwt", &token(600));
+    served.logs("new files or settings are in use").await;
+    bao.revoke_logins("jwt-rotated").await.unwrap();
+    served.reads(&sealed).await;
+    pulse.stop().await;
 }
 
 #[tokio::test]

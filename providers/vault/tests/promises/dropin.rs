@@ -1,13 +1,16 @@
 //! In the place of the plugins that it replaces: their flags, their variables, their data.
 
+use sidekey_conformance::Launched;
 use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::http::HttpClient;
+use sidekey_e2e::kms::KmsClient;
 use sidekey_e2e::openbao::NAMED;
 use sidekey_e2e::openbao::auth::AppRole;
 use sidekey_e2e::ports::Port;
+use sidekey_e2e::{OpenBao, Scratch};
 use tonic::Code;
 
-use crate::support::{PLAINTEXT, Stage, failed, shared};
+use crate::support::{PLAINTEXT, Stage, binary, failed, shared};
 
 fn flag(name: &str, value: impl std::fmt::Display) -> String {
     format!("-{name}={value}")
@@ -55,6 +58,47 @@ async fn openshifts_arguments_serve_as_they_stand() {
         "--admin=127.0.0.1:0".to_owned(),
     ];
     stage.serve_flags(&flags).await.round_trip().await;
+}
+
+/// The command lines of the contract, word by word; what is not in them is their default.
+#[tokio::test]
+async fn the_contracts_command_lines_work_as_they_stand() {
+    let scratch = Scratch::new("contract").unwrap();
+    let server = OpenBao::start(&scratch, "bao").await.unwrap();
+    let (root, options) = (server.root(), serde_json::json!({}));
+    root.enable("transit", "transit").await.unwrap();
+    root.enable_auth("approle", "approle").await.unwrap();
+    root.make_key("transit", "kms").await.unwrap();
+    let rules: [(&str, &[&str]); 1] = [("transit/*", &["read", "update"])];
+    root.policy("kms", &rules).await.unwrap();
+    let made = AppRole::create(&root, "approle", "kms", &["kms"], &options).await;
+    let (role, address) = (made.unwrap(), server.plain_address());
+    let secret_id = role.secret_id().await.unwrap();
+    let path = |name: &str| scratch.path().join(name).display().to_string();
+    std::fs::write(path("secret-id"), &secret_id).unwrap();
+    let socket = |name: &str| format!("unix://{}", path(name));
+
+    let mut openshift = std::process::Command::new(binary());
+    openshift.args([
+        flag("listen-address", socket("kms-1.sock")),
+        flag("vault-address", &address),
+        flag("vault-key-path", "transit/keys/kms"),
+        flag("approle-role-id", &role.role_id),
+        flag("approle-secret-id-path", path("secret-id")),
+        flag("metrics-port", 0),
+    ]);
+    let health = Port::free().unwrap().number().to_string();
+    let mut falco = std::process::Command::new(binary());
+    falco.args(["-auth-method", "approle", "-approle-role-id", &role.role_id]);
+    falco.args(["-approle-secret-id", &secret_id, "-vault-address", &address]);
+    falco.args(["-transit-key", "kms", "-socket", &socket("falco.sock")]);
+    falco.args(["-health-port", &health]);
+    for (command, name) in [(openshift, "kms-1.sock"), (falco, "falco.sock")] {
+        let endpoint = socket(name);
+        let _launched = Launched::start(command, endpoint.parse().unwrap()).await.unwrap();
+        let kms = KmsClient::connect(&endpoint).await.unwrap();
+        kms.round_trip(PLAINTEXT).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,8 @@
 
 use serde_json::json;
 use sidekey_core::proto::v2::EncryptResponse;
+use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::{OpenBao, Scratch};
 use tonic::Code;
 
 use crate::support::{PLAINTEXT, Stage, calm, failed, quick, says};
@@ -50,21 +52,42 @@ async fn encrypt_uses_just_the_version_that_status_announced() {
 }
 
 #[tokio::test]
-async fn key_id_never_moves_back() {
-    let stage = Stage::new("forward").await;
+async fn a_server_restored_from_an_old_backup_moves_nothing_back() {
+    let scratch = Scratch::new("backup").unwrap();
+    let mut server = OpenBao::start(&scratch, "bao").await.unwrap();
+    let stage = Stage::on_own(&server, "backup").await;
     let mut served = stage.serve().await;
     let first = served.round_trip().await;
-    let backup = stage.bao.read(&format!("{}/backup/kms", stage.name)).await;
-    assert!(backup.is_err(), "a key is not exportable unless it was made so");
-    stage.key.rotate().await.unwrap();
-    let second = served.wait_moved(&first.key_id).await;
-    // Versions above the first may no longer encrypt: Vault itself refuses to go back.
-    let back = stage.key.configure(&json!({"min_encryption_version": 1})).await;
-    assert!(back.is_ok(), "{back:?}");
-    for _ in 0..3 {
-        assert_eq!(served.wait_ok().await, second);
-        assert_eq!(served.round_trip().await.key_id, second);
-    }
+    server.back_up("old").await.unwrap();
+    served.wait_ok().await;
+    let key = server.root().key("backup", "kms");
+    key.rotate().await.unwrap();
+    served.wait_moved(&first.key_id).await;
+    let second = served.round_trip().await;
+    server.back_up("new").await.unwrap();
+    served.wait_ok().await;
+
+    server.restore("old").await.unwrap();
+    // It has just version 1 again: what it can read is read, and nothing is written with it.
+    served.reads(&first).await;
+    failed(served.kms.encrypt(PLAINTEXT).await, Code::Unavailable, &["old backup"]);
+    failed(served.kms.decrypt(&second).await, Code::FailedPrecondition, &["old backup"]);
+    served.wait_bad_for(Code::Unavailable, "old backup").await;
+    served.reads(&first).await;
+
+    server.restore("new").await.unwrap();
+    assert_eq!(served.wait_ok().await, second.key_id);
+    served.reads(&first).await;
+    served.reads(&second).await;
+
+    // Rotated after an old backup, it has another version 2 than the one that wrote.
+    server.restore("old").await.unwrap();
+    server.root().key("backup", "kms").rotate().await.unwrap();
+    served.wait_bad_for(Code::FailedPrecondition, "made anew").await;
+    failed(served.kms.encrypt(PLAINTEXT).await, Code::FailedPrecondition, &[]);
+    server.restore("new").await.unwrap();
+    assert_eq!(served.wait_ok().await, second.key_id);
+    served.reads(&second).await;
 }
 
 #[tokio::test]
@@ -215,4 +238,39 @@ async fn a_key_that_cannot_bind_associated_data_is_refused() {
         let served = stage.serve_document(&quick(&[stage.app_role_key(1, &key)])).await;
         served.round_trip().await;
     }
+}
+
+#[tokio::test]
+async fn data_of_a_mount_that_was_renamed_is_read_under_its_former_name() {
+    let stage = Stage::new("moved").await;
+    let mut served = stage.serve().await;
+    let old = served.round_trip().await;
+    let order = json!({"from": "moved", "to": "moved-away"});
+    stage.bao.write("sys/remount", &order).await.unwrap();
+    let paths = ["keys", "encrypt", "decrypt"].map(|verb| format!("moved-away/{verb}/kms"));
+    let rules: [(&str, &[&str]); 3] =
+        [(&paths[0], &["read"]), (&paths[1], &["update"]), (&paths[2], &["update"])];
+    stage.bao.policy(&stage.name, &rules).await.unwrap();
+    served.wait_bad().await;
+
+    // It is the same key, but nothing says so; the refusal names the way.
+    let mut key = stage.app_role_key(1, &stage.bao.key("moved-away", "kms"));
+    served.plugin.reconfigure(&quick(&[key.clone()])).unwrap();
+    served.restart(&stage).await;
+    let new = served.wait_ok().await;
+    assert_ne!(new, old.key_id);
+    failed(served.kms.decrypt(&old).await, Code::FailedPrecondition, &["settings.formerKeks"]);
+
+    key["settings"]["formerKeks"] = json!([{"mount": "moved", "key": "kms"}]);
+    served.plugin.reconfigure(&quick(&[key])).unwrap();
+    served.logs("new configuration is in use").await;
+    let read = sidekey_e2e::eventually("old data reads", PATIENCE, async || {
+        Ok(served.kms.decrypt(&old).await?)
+    });
+    assert_eq!(&read.await.unwrap()[..], PLAINTEXT);
+    assert_eq!(served.round_trip().await.key_id, new);
+    // A former name is no licence: another key's data stays refused.
+    let stranger = Stage::new("stranger-to-moved").await;
+    let theirs = stranger.serve().await.round_trip().await;
+    failed(served.kms.decrypt(&theirs).await, Code::FailedPrecondition, &[]);
 }

@@ -73,4 +73,5 @@ async fn a_plugin_that_ends_gives_its_token_back() {
     let ended = served.plugin.process().terminate(Duration::from_secs(20)).await.unwrap();
     assert!(ended.success(), "{ended}");
     assert_eq!(stage.logins().await, 1);
+    assert_eq!(stage.bao.revoke_logins("goodbye").await.unwrap(), 0, "its token is still good");
 }

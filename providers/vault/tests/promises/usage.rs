@@ -20,6 +20,7 @@ async fn a_broken_configuration_is_refused_with_every_mistake_at_once() {
             "settings": {
                 "address": "ftp://vault", "requestTimeout": "soon",
                 "tls": {"caFile": "relative/ca.crt", "serverName": "not a name"},
+                "formerKeks": [{"mount": "old"}],
             },
             "credentials": {"appRole": {"secretId": "s"}, "token": {}},
         },
@@ -42,6 +43,7 @@ async fn a_broken_configuration_is_refused_with_every_mistake_at_once() {
             "keys[0].settings.requestTimeout",
             "keys[0].settings.tls.caFile",
             "keys[0].settings.tls.serverName",
+            "keys[0].settings.formerKeks[0].key",
             "keys[0].credentials.appRole.secretId",
             "keys[0].credentials.appRole.roleId",
             "keys[0].credentials.token.file",

@@ -20,6 +20,7 @@ mod inside;
 mod kubelet;
 mod machine;
 mod objects;
+mod static_apiserver;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -30,21 +31,20 @@ use serde_json::Value;
 use crate::apiserver::{KubeApiserver, Options, kubeconfig};
 use crate::http::HttpClient;
 use crate::kube::KubeClient;
-use crate::pki::{CertificateFiles, write};
+use crate::pki::write;
 use crate::plane::ControlPlane;
 use crate::scratch::Scratch;
 use crate::wait::{PATIENCE, eventually};
 use components::Component;
-pub use containerd::{Containerd, POD_IMAGE};
+use containerd::Containerd;
+pub use containerd::POD_IMAGE;
 pub use expose::Exposed;
 pub use image::ScratchImage;
 pub use inside::Inside;
 pub use kubelet::{Kubelet, NODE};
 pub use machine::{Addresses, Machine};
 pub use objects::{Container, Pod, manifest};
-
-/// Where a kube-apiserver that is a pod of the node's own network listens.
-pub const STATIC_APISERVER: u16 = 6443;
+pub use static_apiserver::STATIC_APISERVER;
 
 /// What a cluster stands on before it has a kube-apiserver: etcd, certificates,
 /// and a machine with containerd and images.
@@ -138,40 +138,6 @@ impl Ground {
             .arg("--allow-privileged=true")
     }
 
-    /// A serving certificate for a kube-apiserver that is a static pod, in `dir`.
-    pub fn apiserver_certificate(&self, dir: &Path) -> Result<CertificateFiles> {
-        let names = self.apiserver_names();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.plane.authority.peer(dir, "kube-apiserver", &names)
-    }
-
-    /// All flags of a kube-apiserver that is a static pod in the node's own
-    /// network, but for those of encryption. The files they name are in the
-    /// scratch directory, which the pod mounts at its own path.
-    pub fn static_apiserver_flags(&self) -> Result<Vec<String>> {
-        let (node, services) = (self.addresses().node(), self.addresses().services());
-        let dir = self.plane.scratch.subdir("static-apiserver")?;
-        let serving = self.apiserver_certificate(&dir)?;
-        let keys = &self.plane.service_account;
-        Ok(vec![
-            format!("--etcd-servers={}", self.plane.etcd.url()),
-            format!("--bind-address={node}"),
-            format!("--advertise-address={node}"),
-            format!("--secure-port={STATIC_APISERVER}"),
-            format!("--cert-dir={}", dir.display()),
-            format!("--tls-cert-file={}", serving.certificate.display()),
-            format!("--tls-private-key-file={}", serving.key.display()),
-            format!("--token-auth-file={}", self.plane.tokens.display()),
-            format!("--service-account-key-file={}", keys.public.display()),
-            format!("--service-account-signing-key-file={}", keys.private.display()),
-            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
-            "--authorization-mode=RBAC".to_owned(),
-            format!("--service-cluster-ip-range={services}"),
-            "--allow-privileged=true".to_owned(),
-            "--profiling=false".to_owned(),
-        ])
-    }
-
     /// Starts the rest, with kube-apiserver as a process of this host.
     pub async fn start(self, options: Options) -> Result<Cluster> {
         let apiserver = KubeApiserver::start(&self.plane, options);
@@ -230,7 +196,14 @@ impl Cluster {
         let http = HttpClient::tls(address, plane.authority.connector()?, Some(token));
         let client = KubeClient::new("kube-apiserver", http);
         let (machine, dir) = (&ground.machine, &ground.kubelet_dir);
-        let kubelet = Kubelet::start(machine, dir, &kubeconfig).await?;
+        let mut kubelet = Kubelet::start(machine, dir, &kubeconfig).await?;
+        // The others give up where there is none.
+        let answers = kubelet.process().process().wait_until(
+            "kube-apiserver is ready",
+            PATIENCE,
+            async || Ok(client.raw("/readyz").await?.ok()?),
+        );
+        answers.await?;
         let manager = components::manager(plane, &kubeconfig).await?;
         let scheduler = components::scheduler(plane, &kubeconfig).await?;
         let proxy = components::proxy(machine, plane.scratch.path(), &kubeconfig).await?;
@@ -265,9 +238,12 @@ impl Cluster {
         &mut self.kubelet
     }
 
-    /// containerd, to be stopped and started again.
-    pub fn containerd(&mut self) -> &mut Containerd {
-        &mut self.ground.containerd
+    /// Kills containerd with kill -9 and starts it again: containers outlive it.
+    pub async fn restart_containerd(&mut self) -> Result<()> {
+        let Ground { containerd, machine, .. } = &mut self.ground;
+        containerd.process().kill().await?;
+        containerd.process().start()?;
+        containerd.wait_ready(machine).await
     }
 
     /// See [`Ground::load_image`].

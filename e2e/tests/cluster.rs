@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sidekey_e2e::cluster::{NODE, POD_IMAGE, Pod};
 use sidekey_e2e::wait::PATIENCE;
-use sidekey_e2e::{Cluster, Kind, eventually};
+use sidekey_e2e::{Cluster, Ground, Kind, eventually, images};
 
 /// Set, `a_killed_test_…` plays the one that is killed.
 const VICTIM: &str = "SIDEKEY_E2E_VICTIM";
@@ -22,7 +22,8 @@ async fn a_cluster_runs_pods_as_users_do() {
     a_pod_reaches_what_this_host_exposes(&cluster, &web).await.unwrap();
     kubelet_swaps_a_patched_secret_into_a_running_pod(&cluster, &web).await.unwrap();
     a_killed_container_is_started_again(&cluster, &web).await.unwrap();
-    a_static_pod_runs_and_outlives_its_kubelet(&mut cluster).await.unwrap();
+    a_static_pod_runs_and_outlives_kubelet_and_containerd(&mut cluster).await.unwrap();
+    an_image_of_ours_runs_from_its_archive(&cluster).await.unwrap();
     cluster.check_running().unwrap();
 }
 
@@ -134,7 +135,9 @@ async fn a_killed_container_is_started_again(cluster: &Cluster, web: &Pod) -> Re
     .await
 }
 
-async fn a_static_pod_runs_and_outlives_its_kubelet(cluster: &mut Cluster) -> Result<()> {
+async fn a_static_pod_runs_and_outlives_kubelet_and_containerd(
+    cluster: &mut Cluster,
+) -> Result<()> {
     let manifest = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "static", "namespace": "kube-system"},
@@ -148,6 +151,7 @@ async fn a_static_pod_runs_and_outlives_its_kubelet(cluster: &mut Cluster) -> Re
     let pod = cluster.client().wait_pod_ready("kube-system", &name).await?;
     cluster.kubelet().stop().await?;
     cluster.pod_http(&pod, 8080)?.get("/hostname").await?.ok()?;
+    cluster.restart_containerd().await?;
     cluster.kubelet().resume().await?;
     cluster.wait_node_ready().await?;
     let now = cluster.client().wait_pod_ready("kube-system", &name).await?;
@@ -155,6 +159,58 @@ async fn a_static_pod_runs_and_outlives_its_kubelet(cluster: &mut Cluster) -> Re
     ensure!(cluster.logs(&now, "static")?.contains("serving on"), "no log");
     cluster.ground().remove_static_pod("static")?;
     cluster.client().wait_pod_gone(&now).await
+}
+
+async fn an_image_of_ours_runs_from_its_archive(cluster: &Cluster) -> Result<()> {
+    let output = cluster.ground().plane().scratch.subdir("images")?;
+    let mut options = images::Options::new(output)?;
+    options.names = vec!["local".to_owned()];
+    let image = images::build(&options).await?.pop().context("no image")?;
+    let loaded = cluster.load_image(&image.archive).await?;
+    ensure!(loaded == [image.reference.as_str()], "{loaded:?}");
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ours"},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [{
+                "name": "ours", "image": image.reference, "imagePullPolicy": "Never",
+                "args": ["--version"], "securityContext": {"runAsNonRoot": true},
+            }],
+        },
+    });
+    cluster.client().apply(&pod).await?;
+    let pod = cluster.client().wait_pod_succeeded("default", "ours").await?;
+    let said = cluster.logs(&pod, "ours")?;
+    ensure!(said.contains("sidekey-local"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn kube_apiserver_itself_can_be_a_static_pod() {
+    let ground = Ground::prepare("static").await.unwrap();
+    let manifest = ground.static_apiserver().await.unwrap();
+    ground.put_static_pod("kube-apiserver", &manifest).unwrap();
+    let mut cluster = ground.start_static().await.unwrap();
+    assert!(cluster.apiserver().is_none());
+    let name = format!("kube-apiserver-{NODE}");
+    let before = cluster.client().wait_pod_ready("kube-system", &name).await.unwrap();
+    let container = before.container("kube-apiserver").unwrap();
+    assert_eq!(container.restarts, 0, "{}", before.summary());
+    let created = cluster.client().create(Kind::Secret, "default", "x", &[("word", "y")]);
+    created.await.unwrap();
+
+    cluster.kill_container(&container.id).await.unwrap();
+    eventually("kubelet has started it again", PATIENCE, async || {
+        let now = cluster.client().pod("kube-system", &name).await?;
+        let now_container = now.container("kube-apiserver")?;
+        ensure!(now.ready && now_container.restarts == 1, "{}", now.summary());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let word = cluster.client().read(Kind::Secret, "default", "x").await.unwrap();
+    assert_eq!(word["word"], "y");
+    cluster.check_running().unwrap();
 }
 
 #[tokio::test]

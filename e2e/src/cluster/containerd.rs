@@ -27,7 +27,7 @@ const SEEN: &str = "io.cri-containerd.image=managed";
 
 /// containerd on a machine.
 #[derive(Debug)]
-pub struct Containerd {
+pub(super) struct Containerd {
     process: Inside,
     ctr: PathBuf,
 }
@@ -50,13 +50,13 @@ impl Containerd {
         Ok(containerd)
     }
 
-    /// The process, to be killed and started again: containers outlive it.
-    pub fn process(&mut self) -> &mut Inside {
+    /// Its process.
+    pub(super) fn process(&mut self) -> &mut Inside {
         &mut self.process
     }
 
     /// Waits until it answers, also for Kubernetes.
-    pub async fn wait_ready(&mut self, machine: &Machine) -> Result<()> {
+    pub(super) async fn wait_ready(&mut self, machine: &Machine) -> Result<()> {
         let ctr = self.ctr.clone();
         self.process
             .process()

@@ -214,6 +214,21 @@ impl KubeClient {
         .await
     }
 
+    /// Waits until all containers of a pod that is not to be restarted have
+    /// ended, and fails if they did so badly.
+    pub async fn wait_pod_succeeded(&self, namespace: &str, name: &str) -> Result<Pod> {
+        let pod = eventually(format!("pod {namespace}/{name} has ended"), PATIENCE, async || {
+            let pod = self.pod(namespace, name).await?;
+            if pod.phase != "Succeeded" && pod.phase != "Failed" {
+                bail!("{}; {}", pod.summary(), self.last_event(namespace, name).await);
+            }
+            Ok(pod)
+        });
+        let pod = pod.await?;
+        ensure!(pod.phase == "Succeeded", "{}", pod.summary());
+        Ok(pod)
+    }
+
     /// Waits until a pod is gone, or another one has its name.
     pub async fn wait_pod_gone(&self, pod: &Pod) -> Result<()> {
         let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);

@@ -64,7 +64,8 @@ pub(super) const VAULT: &[Bar] = &[
         let counts = cells.filter_map(|cell| cell.backend_operations.as_ref());
         // What verifies is a Decrypt; everything else comes before it.
         let before = counts.map(|counts| {
-            counts.iter().filter(|(name, _)| *name != "Decrypt").map(|(_, count)| *count).sum()
+            let before = counts.iter().filter(|(name, _)| *name != "Decrypt");
+            before.fold(0.0, |sum, (_, count)| sum + count)
         });
         before.reduce(f64::max)
     }),

@@ -209,7 +209,8 @@ impl Tally {
             p99_us: percentile(latencies, 0.99),
             max_us: percentile(latencies, 1.0),
             server_cpu_us: self.cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / calls),
-            backend_calls: backend.as_ref().map(|counts| counts.values().sum()),
+            // Not sum(), which is -0 where there are none.
+            backend_calls: backend.as_ref().map(|counts| counts.values().fold(0.0, |a, b| a + b)),
             backend_operations: backend,
         })
     }

@@ -39,7 +39,7 @@ IMDS = "/latest/"
 LOCK = threading.Lock()
 LOCAL = threading.local()
 STATE = {
-    "faults": [],  # {operation, key, seconds, status, type, message, times}; all may be left out
+    "faults": [],  # {operation, key, seconds, answer, status, type, message, times}; all may be left out
     "tokens": None,  # web identity tokens that are good; None: all
     "access_keys": None,  # access keys that are good beside those of sessions; None: all
     "secrets": {"test-key": "test-secret-key"},  # of access keys whose signatures are checked
@@ -268,6 +268,8 @@ def judge(request, kms):
         fault = fault_for(operation, key)
         refused = (refusal(access_key) or bad_signature(request, access_key)) if kms else None
     time.sleep(fault.get("seconds", 0))
+    if "answer" in fault:
+        return Response(json.dumps(fault["answer"]), content_type="application/x-amz-json-1.1")
     if "type" in fault:
         return error(operation, fault.get("status", 400), fault["type"], fault.get("message", ""))
     return error(operation, 400, *refused) if refused else None

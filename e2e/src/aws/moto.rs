@@ -38,6 +38,11 @@ impl KmsFault {
         Self { rule: json!({"type": name, "message": message}) }
     }
 
+    /// A lie: this answer in the place of the real one.
+    pub fn answer(answer: Value) -> Self {
+        Self { rule: json!({"answer": answer}) }
+    }
+
     /// The real answer, but so much later.
     pub fn slow(delay: Duration) -> Self {
         Self { rule: json!({"seconds": delay.as_secs_f64()}) }

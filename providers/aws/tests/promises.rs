@@ -14,6 +14,8 @@ mod drop_in;
 mod errors;
 #[path = "promises/faults.rs"]
 mod faults;
+#[path = "promises/hostile.rs"]
+mod hostile;
 #[path = "promises/keys.rs"]
 mod keys;
 #[path = "promises/logs.rs"]

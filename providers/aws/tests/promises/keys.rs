@@ -196,3 +196,34 @@ async fn data_of_another_key_is_refused_by_name_without_asking_kms() {
     let status: Value = plugin.status().await.unwrap();
     assert_eq!(status["keys"][0]["healthy"], true, "{status}");
 }
+
+#[tokio::test]
+async fn keys_come_and_go_with_the_configuration_and_the_others_do_not_notice() {
+    let aws = Aws::start("several").await;
+    let other = aws.owner.create_key().await.unwrap();
+    let key = |id: u64, name: &str, key: &str| {
+        let listen = aws.dir().join(format!("{name}.sock"));
+        json!({"id": id, "listen": listen, "kek": {"key": key}, "settings": {"endpoint": aws.url()}})
+    };
+    let write = |keys: Vec<Value>| {
+        AwsPlugin::write_config(&aws.dir(), &json!({"probe": {"interval": "1s"}, "keys": keys}))
+    };
+    let path = write(vec![key(1, "a", &aws.key)]).unwrap();
+    let mut plugin = aws.launch(&[format!("--config={}", path.display())], &[]).await;
+    plugin.wait_ready().await.unwrap();
+    let first = kms(&plugin, "a").await;
+    let sealed = first.round_trip(&PLAINTEXT).await.unwrap();
+    write(vec![key(1, "a", &aws.key), key(2, "b", &other)]).unwrap();
+    until("the second key is served", async || Ok(plugin.socket("b").metadata()?)).await;
+    assert!(healthy(&plugin, "b").await.starts_with(&other));
+    kms(&plugin, "b").await.round_trip(&PLAINTEXT).await.unwrap();
+    assert_eq!(first.decrypt(&sealed).await.unwrap(), PLAINTEXT[..], "on the same connection");
+    write(vec![key(1, "a", &aws.key)]).unwrap();
+    until("the second key is gone", async || {
+        anyhow::ensure!(!plugin.socket("b").exists(), "it is there");
+        Ok(())
+    })
+    .await;
+    assert_eq!(first.decrypt(&sealed).await.unwrap(), PLAINTEXT[..]);
+    assert_eq!(first.status().await.unwrap().key_id, sealed.key_id);
+}

@@ -90,7 +90,7 @@ pub const OPENBAO: GoServer = GoServer {
     version: "2.4.0",
     wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/openbao"),
     ldflags: "-X github.com/openbao/openbao/version.fullVersion=2.4.0",
-    cost: "4 minutes the first time",
+    cost: "6 minutes the first time",
 };
 
 /// The local-kms that the tests run.

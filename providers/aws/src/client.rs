@@ -14,7 +14,6 @@ use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
 use aws_sdk_kms::config::endpoint::{DefaultResolver, Params, ResolveEndpoint};
 use aws_smithy_async::rt::sleep::TokioSleep;
 use aws_types::service_config::ServiceConfigKey;
-use bytes::Bytes;
 use sidekey_core::{Error, Files, Kind, Secret};
 use tokio::time::{Instant, timeout_at};
 
@@ -136,7 +135,7 @@ impl Client {
         let (action, target) = ("kms:DescribeKey", "TrentService.DescribeKey");
         let deed = Deed { action, target, object, deadline };
         let answer = self.run(deed, || calls::describe(object)).await?;
-        calls::described(&answer).ok_or_else(|| deed.unreadable())
+        calls::described(answer.expose()).ok_or_else(|| deed.unreadable())
     }
 
     /// `kms:Encrypt`.
@@ -150,7 +149,7 @@ impl Client {
         let (action, target) = ("kms:Encrypt", "TrentService.Encrypt");
         let deed = Deed { action, target, object, deadline };
         let answer = self.run(deed, || calls::encrypt(object, plaintext, context)).await?;
-        calls::encrypted(&answer).ok_or_else(|| deed.unreadable())
+        calls::encrypted(answer.expose()).ok_or_else(|| deed.unreadable())
     }
 
     /// `kms:Decrypt`; without a key the ciphertext itself names it.
@@ -165,7 +164,7 @@ impl Client {
         let object = key.unwrap_or("the key that the data names");
         let deed = Deed { action, target, object, deadline };
         let answer = self.run(deed, || calls::decrypt(key, blob, context)).await?;
-        calls::decrypted(&answer).ok_or_else(|| deed.unreadable())
+        calls::decrypted(answer.expose()).ok_or_else(|| deed.unreadable())
     }
 
     /// Makes a call with credentials that are good, and again with new ones if AWS says that
@@ -174,7 +173,7 @@ impl Client {
         &self,
         deed: Deed<'_>,
         body: impl Fn() -> Option<Secret>,
-    ) -> Result<Bytes, Failure> {
+    ) -> Result<Secret, Failure> {
         let work = async {
             let (first, used) = self.once(deed, &body).await?;
             let renew = first
@@ -205,7 +204,7 @@ impl Client {
         &self,
         deed: Deed<'_>,
         body: &impl Fn() -> Option<Secret>,
-    ) -> Result<(Result<Bytes, Refusal>, String), Failure> {
+    ) -> Result<(Result<Secret, Refusal>, String), Failure> {
         let credentials = self.identity.credentials().await?;
         let body = body().ok_or_else(|| {
             Error::new(Kind::Bug, format!("{} cannot be written as JSON", deed.action))

@@ -1,4 +1,4 @@
-//! The SDK's HTTP client: HTTP/1.1 over few kept connections, with rustls.
+//! HTTP/1.1 over few kept connections, with rustls: for our own calls, and for those of the SDK.
 //!
 //! Ours, because the SDK's own brings a resolver, a proxy matcher, a pool with its own tasks and
 //! the system's whole store of roots into every process, for calls of a kilobyte each. Every call
@@ -16,22 +16,17 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
-use bytes::Bytes;
-use http::{HeaderValue, Request, Response, Uri, header};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Body;
-use hyper::client::conn::http1::SendRequest;
 use sidekey_core::Secret;
 use tokio::time::{Instant, timeout};
 
 pub(crate) mod connect;
+pub(crate) mod connection;
 pub(crate) mod proxy;
 pub(crate) mod tls;
 
 use connect::{Origin, Ways};
+use connection::{Broken, Connection, Reply};
 
-/// No answer of KMS, STS or IMDS is longer.
-const MAX_ANSWER: usize = 256 * 1024;
 /// Connections that are kept, over all; a storm of Decrypts needs as many as it has calls.
 const MAX_IDLE: usize = 64;
 /// How long a connection is kept that nobody needs: longer than from one probe to the next.
@@ -52,14 +47,8 @@ struct Inner {
 
 struct Idle {
     origin: Origin,
-    sender: SendRequest<Full<Bytes>>,
+    connection: Connection,
     since: Instant,
-}
-
-/// A connection of one request, and whether it served another one before.
-struct Taken {
-    sender: SendRequest<Full<Bytes>>,
-    used: bool,
 }
 
 /// The client with the times that one kind of call asks for.
@@ -81,58 +70,59 @@ impl Http {
         request: HttpRequest,
         limit: Option<Duration>,
     ) -> Result<HttpResponse, ConnectorError> {
-        let request = request.try_into_http1x().map_err(|error| other(error.into()))?;
-        let (origin, request) = prepare(request)?;
-        let (head, body) = self.exchange(&origin, request, limit).await?.into_parts();
-        let response = http::Response::from_parts(head, SdkBody::from(body));
+        let (origin, request) = written(&request)?;
+        let reply = self.exchange(&origin, &request, limit).await?;
+        let mut response = http::Response::builder().status(reply.status);
+        for (name, value) in reply.headers() {
+            response = response.header(name, value);
+        }
+        let body = SdkBody::from(reply.body.expose());
+        let response = response.body(body).map_err(|error| other(error.into()))?;
         HttpResponse::try_from(response).map_err(|error| other(error.into()))
     }
 
-    /// Sends a request, and reads the whole answer.
+    /// Sends a request, head and body, and reads the whole answer.
     pub(crate) async fn exchange(
         &self,
         origin: &Origin,
-        request: Request<Full<Bytes>>,
+        request: &Secret,
         limit: Option<Duration>,
-    ) -> Result<Response<Bytes>, ConnectorError> {
-        loop {
-            let Taken { mut sender, used } = self.take(origin, limit).await?;
-            let answer = sender.send_request(request.clone()).await;
-            let response = match answer {
-                Ok(response) => response,
+    ) -> Result<Reply, ConnectorError> {
+        while let Some(mut connection) = self.pop(origin) {
+            if !connection.is_open().await {
+                continue;
+            }
+            match connection.exchange(request.expose()).await {
+                Ok((reply, again)) => return Ok(self.done(origin, reply, again)),
                 // The other side closed it while it was idle: nothing was done with the request.
-                Err(error) if used && lost(&error) => continue,
-                Err(error) => return Err(connect::broken(origin, &error)),
-            };
-            let (head, body) = response.into_parts();
-            let body = read(body).await?;
-            self.put(origin.clone(), sender);
-            return Ok(Response::from_parts(head, body));
-        }
-    }
-
-    /// The connection that was used last, as long as it is open, or a new one.
-    async fn take(
-        &self,
-        origin: &Origin,
-        limit: Option<Duration>,
-    ) -> Result<Taken, ConnectorError> {
-        while let Some(mut sender) = self.pop(origin) {
-            if sender.ready().await.is_ok() {
-                return Ok(Taken { sender, used: true });
+                Err(Broken::Before(_)) => break,
+                Err(Broken::Amid(error)) => return Err(ConnectorError::io(error.into())),
             }
         }
-        let sender = self.0.ways.connect(origin, limit).await?;
-        Ok(Taken { sender, used: false })
+        let connection = self.0.ways.connect(origin, limit).await?;
+        match connection.exchange(request.expose()).await {
+            Ok((reply, again)) => Ok(self.done(origin, reply, again)),
+            Err(Broken::Before(error) | Broken::Amid(error)) => {
+                Err(ConnectorError::io(connect::wrapped("request", origin, error)))
+            }
+        }
     }
 
-    fn pop(&self, origin: &Origin) -> Option<SendRequest<Full<Bytes>>> {
+    fn done(&self, origin: &Origin, reply: Reply, again: Option<Connection>) -> Reply {
+        if let Some(connection) = again {
+            self.put(origin.clone(), connection);
+        }
+        reply
+    }
+
+    /// The connection that was used last.
+    fn pop(&self, origin: &Origin) -> Option<Connection> {
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let newest = idle.iter().rposition(|idle| idle.origin == *origin)?;
-        Some(idle.remove(newest).sender)
+        Some(idle.remove(newest).connection)
     }
 
-    fn put(&self, origin: Origin, sender: SendRequest<Full<Bytes>>) {
+    fn put(&self, origin: Origin, connection: Connection) {
         let now = Instant::now();
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut rest, mut left) = (idle.len(), MAX_IDLE - 1);
@@ -143,9 +133,7 @@ impl Http {
             rest -= 1;
             keep && left.checked_sub(1).inspect(|less| left = *less).is_some()
         });
-        if !sender.is_closed() {
-            idle.push(Idle { origin, sender, since: now });
-        }
+        idle.push(Idle { origin, connection, since: now });
     }
 }
 
@@ -176,51 +164,38 @@ impl HttpClient for Http {
     }
 }
 
-/// Turns a request to a URL into one for a connection.
-fn prepare(request: Request<SdkBody>) -> Result<(Origin, Request<Full<Bytes>>), ConnectorError> {
-    let (mut head, body) = request.into_parts();
-    let body = body.bytes().ok_or_else(|| other("a body that is not in memory".into()))?;
-    let body = Full::new(Bytes::copy_from_slice(body));
-    let origin = Origin::of(&head.uri).ok_or_else(|| {
-        ConnectorError::user(format!("{} is no http or https URL", head.uri).into())
-    })?;
-    if !head.headers.contains_key(header::HOST) {
-        let host = HeaderValue::from_str(&origin.host_header()).map_err(|e| other(e.into()))?;
-        head.headers.insert(header::HOST, host);
-    }
-    let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
-    head.uri = path.parse::<Uri>().map_err(|error| other(error.into()))?;
-    head.version = http::Version::HTTP_11;
-    Ok((origin, Request::from_parts(head, body)))
-}
-
-/// Reads an answer, which may hold a key in clear: the buffer is wiped when it is dropped.
-async fn read(mut body: hyper::body::Incoming) -> Result<Bytes, ConnectorError> {
-    let expected = usize::try_from(body.size_hint().lower()).unwrap_or(MAX_ANSWER);
-    let mut whole = Vec::with_capacity(expected.min(MAX_ANSWER));
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| ConnectorError::io(error.into()))?;
-        let Some(data) = frame.data_ref() else { continue };
-        if whole.len() + data.len() > MAX_ANSWER {
-            return Err(other("the answer is too long".into()));
+/// Where a request of the SDK goes, and how it is written.
+fn written(request: &HttpRequest) -> Result<(Origin, Secret), ConnectorError> {
+    let body = request.body().bytes();
+    let body = body.ok_or_else(|| other("a body that is not in memory".into()))?;
+    let uri: http::Uri = request.uri().parse().map_err(|_| bad_url(request.uri()))?;
+    let origin = Origin::of(&uri).ok_or_else(|| bad_url(request.uri()))?;
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut text = Vec::with_capacity(4096 + body.len());
+    let mut line = |parts: &[&str]| {
+        for part in parts {
+            text.extend_from_slice(part.as_bytes());
         }
-        whole.extend_from_slice(data);
+        text.extend_from_slice(b"\r\n");
+    };
+    line(&[request.method(), " ", path, " HTTP/1.1"]);
+    // Values hold no line ends: the SDK's types see to that.
+    for (name, value) in request.headers().iter() {
+        if !name.eq_ignore_ascii_case("content-length") {
+            line(&[name, ": ", value]);
+        }
     }
-    Ok(Bytes::from_owner(Wiped(Secret::new(whole))))
+    if request.headers().get("host").is_none() {
+        line(&["host: ", &origin.host_header()]);
+    }
+    line(&["content-length: ", &body.len().to_string()]);
+    line(&[]);
+    text.extend_from_slice(body);
+    Ok((origin, Secret::new(text)))
 }
 
-/// Bytes that are wiped when the last one who uses them is done.
-pub(crate) struct Wiped(pub(crate) Secret);
-
-impl AsRef<[u8]> for Wiped {
-    fn as_ref(&self) -> &[u8] {
-        self.0.expose()
-    }
-}
-
-/// Whether the connection ended before an answer began.
-fn lost(error: &hyper::Error) -> bool {
-    error.is_canceled() || error.is_closed() || error.is_incomplete_message()
+fn bad_url(url: &str) -> ConnectorError {
+    ConnectorError::user(format!("{url} is no http or https URL").into())
 }
 
 fn other(error: Box<dyn std::error::Error + Send + Sync>) -> ConnectorError {

@@ -1,6 +1,7 @@
 //! The key behind the configured name: which one it is, and which key material it has now.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use sidekey_core::{Error, Kind, Secret};
@@ -15,9 +16,13 @@ use crate::own_deadline;
 #[derive(Clone, Debug)]
 pub(crate) struct Kek {
     pub(crate) arn: KeyArn,
+    /// The same as text: every call needs it.
+    pub(crate) text: Arc<str>,
     pub(crate) material: Material,
     /// What an operator should know.
     remark: Option<String>,
+    /// Whether KMS has just been asked.
+    fresh: bool,
 }
 
 /// What is known of the key material.
@@ -74,7 +79,12 @@ impl Kek {
                 Material::Unknown(why)
             }
         };
-        Ok(Self { arn, material, remark: None })
+        Ok(Self { fresh: true, ..Self::new(arn, material) })
+    }
+
+    fn new(arn: KeyArn, material: Material) -> Self {
+        let text = arn.to_string().into();
+        Self { arn, text, material, remark: None, fresh: false }
     }
 
     /// What KMS says now. It is asked for the state of the key, for its material, and for where
@@ -85,8 +95,8 @@ impl Kek {
         name: &KeyName,
         context: &BTreeMap<String, String>,
     ) -> Result<Self, Error> {
-        if matches!(self.material, Material::Unknown(_)) && !name.is_alias() {
-            return Ok(self.clone());
+        if self.fresh || (matches!(self.material, Material::Unknown(_)) && !name.is_alias()) {
+            return Ok(Self { fresh: false, ..self.clone() });
         }
         let described = match client.describe(&name.to_string(), own_deadline()).await {
             Ok(metadata) => Described::new(name, metadata)?,
@@ -99,7 +109,13 @@ impl Kek {
             (Material::Known(_), Some(material)) => Material::Known(material),
             (known, _) => known.clone(),
         };
-        Ok(Self { arn: described.arn, material, remark: None })
+        Ok(Self::new(described.arn, material))
+    }
+
+    /// Whether `key_id` names just this key, in one of our own forms.
+    pub(crate) fn is_named_by(&self, key_id: &str) -> bool {
+        let rest = key_id.strip_prefix(&*self.text);
+        rest.is_some_and(|rest| rest.is_empty() || rest.strip_prefix('/').is_some_and(is_material))
     }
 
     /// What is announced.
@@ -168,7 +184,7 @@ impl Kek {
             (Material::Known(_), None) => Material::Unknown(UNTOLD),
             (unknown, _) => unknown.clone(),
         };
-        Ok(Self { arn: new.arn, material, remark: None })
+        Ok(Self::new(new.arn, material))
     }
 }
 

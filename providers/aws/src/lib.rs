@@ -130,7 +130,7 @@ impl Provider for Aws {
         })?;
         let key = version.arn.to_string();
         let answer = self.client.encrypt(&key, plaintext, &self.context, call.deadline).await?;
-        same_key("kms:Encrypt", &version.arn, answer.key.as_deref())?;
+        same_key("kms:Encrypt", &key, answer.key.as_deref())?;
         let mut ciphertext = Vec::with_capacity(1 + answer.blob.len());
         ciphertext.push(FORMAT);
         ciphertext.extend_from_slice(&answer.blob);
@@ -174,26 +174,35 @@ impl Aws {
         self.kek.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Which key unwraps what `key_id` names, and its ARN.
+    fn target(&self, key_id: &KeyId) -> Result<(Target, Arc<str>), Error> {
+        let kek = self.kek();
+        if kek.is_named_by(key_id.as_str()) {
+            return Ok((Target::Key(kek.arn.clone()), kek.text.clone()));
+        }
+        let target = key_id::target(key_id, &self.name, &kek.arn)?;
+        let (Target::Key(arn) | Target::OrNeighbour(arn)) = &target;
+        let text = arn.to_string().into();
+        Ok((target, text))
+    }
+
     async fn unwrap(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Unwrapped, Error> {
-        let current = self.kek().arn.clone();
-        let target = key_id::target(&sealed.key_id, &self.name, &current)?;
+        let (target, key) = self.target(&sealed.key_id)?;
         let Some((&FORMAT, blob)) = sealed.ciphertext.split_first() else {
             let what = "the ciphertext was written neither by this provider nor by \
                         aws-encryption-provider";
             return Err(Error::new(Kind::Corrupt, what));
         };
-        let (Target::Key(arn) | Target::OrNeighbour(arn)) = &target;
-        let key = arn.to_string();
         let (context, deadline) = (&self.context, call.deadline);
         let answer = match self.client.decrypt(Some(&key), blob, context, deadline).await {
             Err(failure) if failure.wrong_key && matches!(target, Target::OrNeighbour(_)) => {
                 let answer = self.client.decrypt(None, blob, context, deadline).await?;
-                neighbour(arn, answer.key.as_deref())?;
+                neighbour(&key, answer.key.as_deref())?;
                 answer
             }
             result => {
                 let answer = result?;
-                same_key("kms:Decrypt", arn, answer.key.as_deref())?;
+                same_key("kms:Decrypt", &key, answer.key.as_deref())?;
                 answer
             }
         };
@@ -203,11 +212,14 @@ impl Aws {
 }
 
 /// What answered must be what was asked.
-fn same_key(action: &str, asked: &KeyArn, answered: Option<&str>) -> Result<(), Error> {
-    let other = answered.and_then(KeyArn::parse).filter(|arn| !arn.is_same_key(asked));
-    match other {
+fn same_key(action: &str, asked: &str, answered: Option<&str>) -> Result<(), Error> {
+    if answered.is_none_or(|answered| answered == asked) {
+        return Ok(());
+    }
+    let both = KeyArn::parse(asked).zip(answered.and_then(KeyArn::parse));
+    match both.filter(|(asked, answered)| !answered.is_same_key(asked)) {
         None => Ok(()),
-        Some(other) => {
+        Some((_, other)) => {
             let what = format!("{action} on {asked} was answered by {other}");
             Err(Error::new(Kind::Bug, what).with_hint("see whether the endpoint is AWS KMS"))
         }
@@ -215,9 +227,9 @@ fn same_key(action: &str, asked: &KeyArn, answered: Option<&str>) -> Result<(), 
 }
 
 /// A key that an alias has pointed at before lies where its present one does.
-fn neighbour(current: &KeyArn, answered: Option<&str>) -> Result<(), Error> {
-    let near = answered.and_then(KeyArn::parse).is_some_and(|arn| arn.is_neighbour(current));
-    if near {
+fn neighbour(current: &str, answered: Option<&str>) -> Result<(), Error> {
+    let both = KeyArn::parse(current).zip(answered.and_then(KeyArn::parse));
+    if both.is_some_and(|(current, arn)| arn.is_neighbour(&current)) {
         return Ok(());
     }
     Err(Error::new(Kind::KeyState, "the data was wrapped by a key of another account or region")

@@ -29,7 +29,6 @@ pub(crate) fn explain(action: &str, object: &str, refusal: Refusal) -> Error {
             refused(action, object, status, code.as_deref(), message.as_deref())
         }
         Refusal::Silent(error) => silent(action, object, &error),
-        Refusal::Unsaid(error) => error,
     }
 }
 

@@ -8,13 +8,11 @@ use std::time::SystemTime;
 
 use aws_credential_types::Credentials;
 use aws_lc_rs::hmac;
-use http::{HeaderMap, HeaderName, HeaderValue, header};
 use sidekey_core::{hex, sha256};
+use zeroize::Zeroizing;
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
 const SERVICE: &str = "kms";
-const DATE: HeaderName = HeaderName::from_static("x-amz-date");
-const TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 
 /// Signs for one region.
 pub(crate) struct Signer {
@@ -34,49 +32,38 @@ impl Signer {
         Self { region: region.to_owned(), derived: Mutex::default() }
     }
 
-    /// Adds date, token and signature to the headers of a POST to `/`; every header that is
-    /// there already is signed, the host among them.
+    /// The `authorization` of a POST to `/` with these headers, which must be in the order of
+    /// their names, and this [`stamp`].
     pub(crate) fn sign(
         &self,
-        headers: &mut HeaderMap,
+        headers: &[(&str, &str)],
         body: &[u8],
         credentials: &Credentials,
-        at: SystemTime,
-    ) -> Result<(), header::InvalidHeaderValue> {
-        // 2026-11-16T05:57:55Z without its separators.
-        let stamp: String = sidekey_core::time(at).chars().filter(|c| !"-:".contains(*c)).collect();
+        stamp: &str,
+    ) -> String {
         let day = &stamp[..8];
-        headers.insert(DATE, HeaderValue::from_str(&stamp)?);
-        if let Some(token) = credentials.session_token() {
-            let mut token = HeaderValue::from_str(token)?;
-            token.set_sensitive(true);
-            headers.insert(TOKEN, token);
-        }
-        let mut names: Vec<&HeaderName> = headers.keys().collect();
-        names.sort_unstable_by_key(|name| name.as_str());
-        let signed = names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(";");
-        let mut canonical = String::with_capacity(1024);
+        let mut names = String::with_capacity(128);
+        let mut canonical = Zeroizing::new(String::with_capacity(2048));
         canonical.push_str("POST\n/\n\n");
-        for name in names {
-            canonical.push_str(name.as_str());
-            canonical.push(':');
-            canonical.push_str(headers[name].to_str().unwrap_or_default().trim());
-            canonical.push('\n');
+        for (name, value) in headers {
+            for part in [name, ":", value.trim(), "\n"] {
+                canonical.push_str(part);
+            }
+            if !names.is_empty() {
+                names.push(';');
+            }
+            names.push_str(name);
         }
-        canonical.push('\n');
-        canonical.push_str(&signed);
-        canonical.push('\n');
-        canonical.push_str(&hex(&sha256(body)));
-        let scope = format!("{day}/{}/{SERVICE}/aws4_request", self.region);
+        for part in ["\n", &names, "\n", &hex(&sha256(body))] {
+            canonical.push_str(part);
+        }
+        let region = &self.region;
         let hashed = hex(&sha256(canonical.as_bytes()));
+        let scope = format!("{day}/{region}/{SERVICE}/aws4_request");
         let text = format!("{ALGORITHM}\n{stamp}\n{scope}\n{hashed}");
         let signature = self.with_key(day, credentials, text.as_bytes());
         let id = credentials.access_key_id();
-        let value = format!(
-            "{ALGORITHM} Credential={id}/{scope}, SignedHeaders={signed}, Signature={signature}"
-        );
-        headers.insert(header::AUTHORIZATION, HeaderValue::from_str(&value)?);
-        Ok(())
+        format!("{ALGORITHM} Credential={id}/{scope}, SignedHeaders={names}, Signature={signature}")
     }
 
     fn with_key(&self, day: &str, credentials: &Credentials, text: &[u8]) -> String {
@@ -102,6 +89,11 @@ impl Signer {
     }
 }
 
+/// The time as it is signed: RFC 3339 without its separators.
+pub(crate) fn stamp(at: SystemTime) -> String {
+    sidekey_core::time(at).chars().filter(|c| !"-:".contains(*c)).collect()
+}
+
 fn mac(key: &[u8], text: &[u8]) -> hmac::Tag {
     hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text)
 }
@@ -116,19 +108,23 @@ mod tests {
     use super::*;
 
     /// What the SDK makes of the same request.
-    fn by_the_sdk(headers: &HeaderMap, body: &[u8], keys: &Credentials, at: SystemTime) -> String {
+    fn by_the_sdk(
+        headers: &[(&str, &str)],
+        body: &[u8],
+        keys: &Credentials,
+        at: SystemTime,
+    ) -> String {
         let identity = keys.clone().into();
-        let settings = SigningSettings::default();
         let parameters = v4::SigningParams::builder()
             .identity(&identity)
             .region("eu-west-1")
             .name("kms")
             .time(at)
-            .settings(settings)
+            .settings(SigningSettings::default())
             .build()
             .unwrap();
-        let headers = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
         let url = "https://kms.eu-west-1.amazonaws.com/";
+        let headers = headers.iter().copied();
         let request =
             SignableRequest::new("POST", url, headers, SignableBody::Bytes(body)).unwrap();
         let signed = aws_sigv4::http_request::sign(request, &parameters.into()).unwrap();
@@ -151,18 +147,20 @@ mod tests {
         ];
         for (keys, seconds, body) in cases {
             let at = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-            let mut headers = HeaderMap::new();
-            for (name, value) in [
-                ("host", "kms.eu-west-1.amazonaws.com"),
+            let stamp = stamp(at);
+            let mut headers = vec![
                 ("content-type", "application/x-amz-json-1.1"),
-                ("x-amz-target", "TrentService.Decrypt"),
+                ("host", "kms.eu-west-1.amazonaws.com"),
                 ("x-amz-source-arn", "arn:aws:eks:eu-west-1:111122223333:cluster/prod"),
-            ] {
-                headers.insert(name, HeaderValue::from_static(value));
-            }
+                ("x-amz-target", "TrentService.Decrypt"),
+            ];
+            // The SDK adds date and token by itself.
             let expected = by_the_sdk(&headers, body, &keys, at);
-            signer.sign(&mut headers, body, &keys, at).unwrap();
-            assert_eq!(headers["authorization"], expected);
+            headers.insert(2, ("x-amz-date", &stamp));
+            if let Some(token) = keys.session_token() {
+                headers.insert(3, ("x-amz-security-token", token));
+            }
+            assert_eq!(signer.sign(&headers, body, &keys, &stamp), expected);
         }
     }
 }

@@ -96,7 +96,10 @@ impl Fake {
     pub(crate) async fn connect(&self, config: &Config, old: Option<&Aws>) -> Result<Aws, Error> {
         let files = Aws::files(config);
         let files = Files::read(files.iter().map(|path| path.as_path()))?;
-        Aws::connect(config, &files, old).await
+        let key = Aws::connect(config, &files, old).await?;
+        // What connecting has found out is told once without asking again.
+        key.key_id().await?;
+        Ok(key)
     }
 
     pub(crate) async fn key(&self, key: &str) -> Aws {

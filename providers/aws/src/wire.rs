@@ -11,20 +11,18 @@ use std::time::{Duration, SystemTime};
 
 use aws_credential_types::Credentials;
 use aws_smithy_runtime_api::client::result::ConnectorError;
-use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
-use http_body_util::Full;
+use http::{HeaderValue, Uri};
 use serde::Deserialize;
 use sidekey_core::{Error, Kind, Secret};
 
 use crate::config::Settings;
+use crate::http::Http;
 use crate::http::connect::Origin;
-use crate::http::{Http, Wiped};
-use crate::sign::Signer;
+use crate::http::connection::Reply;
+use crate::sign::{Signer, stamp};
 
-const TARGET: HeaderName = HeaderName::from_static("x-amz-target");
-const SOURCE_ARN: HeaderName = HeaderName::from_static("x-amz-source-arn");
-const SOURCE_ACCOUNT: HeaderName = HeaderName::from_static("x-amz-source-account");
+/// Not signed: they say nothing about the request.
+const AGENT: &str = concat!("user-agent: sidekey-aws/", env!("CARGO_PKG_VERSION"), "\r\n");
 /// A clock that is off by more than this makes AWS refuse; so much is no accident.
 const MAX_SKEW: i64 = 240;
 
@@ -32,8 +30,10 @@ const MAX_SKEW: i64 = 240;
 pub(crate) struct Wire {
     http: Arc<Http>,
     origin: Origin,
-    /// What every request carries.
-    headers: HeaderMap,
+    host: String,
+    /// On whose behalf the key is used, as account and ARN: key policies may ask for it, so that
+    /// AWS is no confused deputy.
+    source: Option<(String, String)>,
     signer: Signer,
     /// How many seconds our clock is behind that of KMS, where that matters.
     skew: AtomicI64,
@@ -45,8 +45,6 @@ pub(crate) enum Refusal {
     Said { status: u16, code: Option<String>, message: Option<String> },
     /// Nobody said anything.
     Silent(ConnectorError),
-    /// It could not even be asked.
-    Unsaid(Error),
 }
 
 /// The body of a refusal, in either spelling.
@@ -74,19 +72,14 @@ impl Wire {
         let uri: Uri = url.parse().map_err(|_| bad())?;
         let origin = Origin::of(&uri).filter(|_| uri.path() == "/" && uri.query().is_none());
         let origin = origin.ok_or_else(bad)?;
-        let value = |text: &str| HeaderValue::from_str(text).map_err(|_| bad());
-        let mut headers = HeaderMap::new();
-        headers.insert(header::HOST, value(&origin.host_header())?);
-        let json = HeaderValue::from_static("application/x-amz-json-1.1");
-        headers.insert(header::CONTENT_TYPE, json);
-        // On whose behalf the key is used: key policies may ask for it, so that AWS is no
-        // confused deputy.
-        if let (Some(arn), Some(account)) = (&settings.source_arn, settings.source_account()) {
-            headers.insert(SOURCE_ARN, value(arn)?);
-            headers.insert(SOURCE_ACCOUNT, value(account)?);
+        let host = origin.host_header();
+        let source = settings.source_account().map(str::to_owned).zip(settings.source_arn.clone());
+        let sound = |text: &str| HeaderValue::from_str(text).is_ok();
+        if !sound(&host) || source.as_ref().is_some_and(|(_, arn)| !sound(arn)) {
+            return Err(bad());
         }
         let (signer, skew) = (Signer::new(region), AtomicI64::new(0));
-        Ok(Self { http, origin, headers, signer, skew })
+        Ok(Self { http, origin, host, source, signer, skew })
     }
 
     /// Makes a call.
@@ -95,53 +88,72 @@ impl Wire {
         target: &'static str,
         body: Secret,
         credentials: &Credentials,
-    ) -> Result<Bytes, Refusal> {
-        let request = self.request(target, body, credentials).map_err(|error| {
-            let what = "a request to KMS cannot be written with these credentials";
-            Refusal::Unsaid(Error::new(Kind::Config, what).with_source(error))
-        })?;
-        let answer = self.http.exchange(&self.origin, request, None).await;
-        let answer = answer.map_err(Refusal::Silent)?;
-        if answer.status().is_success() {
-            return Ok(answer.into_body());
+    ) -> Result<Secret, Refusal> {
+        let request = self.request(target, &body, credentials);
+        let reply = self.http.exchange(&self.origin, &request, None).await;
+        let reply = reply.map_err(Refusal::Silent)?;
+        if (200..300).contains(&reply.status) {
+            return Ok(reply.body);
         }
-        Err(self.refused(&answer))
+        Err(self.refused(&reply))
     }
 
-    fn request(
-        &self,
-        target: &'static str,
-        body: Secret,
-        credentials: &Credentials,
-    ) -> Result<Request<Full<Bytes>>, header::InvalidHeaderValue> {
-        let mut headers = self.headers.clone();
-        headers.insert(TARGET, HeaderValue::from_static(target));
-        self.signer.sign(&mut headers, body.expose(), credentials, self.now())?;
-        // Not signed: it says nothing about the request.
-        let agent = HeaderValue::from_static(concat!("sidekey-aws/", env!("CARGO_PKG_VERSION")));
-        headers.insert(header::USER_AGENT, agent);
-        let mut request = Request::new(Full::new(Bytes::from_owner(Wiped(body))));
-        *request.method_mut() = Method::POST;
-        *request.headers_mut() = headers;
-        Ok(request)
+    /// The request as it is sent: what is signed, in the order of signing, and the rest.
+    fn request(&self, target: &str, body: &Secret, credentials: &Credentials) -> Secret {
+        let stamp = stamp(self.now());
+        let mut signed = [("", ""); 7];
+        let mut count = 0;
+        let mut add = |name, value| {
+            signed[count] = (name, value);
+            count += 1;
+        };
+        add("content-type", "application/x-amz-json-1.1");
+        add("host", self.host.as_str());
+        add("x-amz-date", stamp.as_str());
+        if let Some(token) = credentials.session_token() {
+            add("x-amz-security-token", token);
+        }
+        if let Some((account, arn)) = &self.source {
+            add("x-amz-source-account", account);
+            add("x-amz-source-arn", arn);
+        }
+        add("x-amz-target", target);
+        let signed = &signed[..count];
+        let authorization = self.signer.sign(signed, body.expose(), credentials, &stamp);
+        let names: usize = signed.iter().map(|(name, value)| name.len() + value.len() + 4).sum();
+        let length = body.expose().len();
+        let mut text = Vec::with_capacity(256 + names + authorization.len() + length);
+        text.extend_from_slice(b"POST / HTTP/1.1\r\n");
+        for (name, value) in signed {
+            for part in [name, ": ", value, "\r\n"] {
+                text.extend_from_slice(part.as_bytes());
+            }
+        }
+        let length = length.to_string();
+        for part in ["authorization: ", &authorization, "\r\ncontent-length: ", &length, "\r\n"] {
+            text.extend_from_slice(part.as_bytes());
+        }
+        text.extend_from_slice(AGENT.as_bytes());
+        text.extend_from_slice(b"\r\n");
+        text.extend_from_slice(body.expose());
+        Secret::new(text)
     }
 
-    fn refused(&self, answer: &Response<Bytes>) -> Refusal {
-        let (status, body) = (answer.status().as_u16(), answer.body());
-        let told = answer.headers().get("x-amzn-errortype").and_then(|value| value.to_str().ok());
+    fn refused(&self, reply: &Reply) -> Refusal {
+        let (status, body) = (reply.status, reply.body.expose());
         let complaint = serde_json::from_slice(body).unwrap_or_else(|_| from_xml(body));
-        let code = complaint.code.or_else(|| told.map(str::to_owned)).map(|code| plain(&code));
-        self.mind_clock(code.as_deref(), answer.headers());
+        let told = || reply.header("x-amzn-errortype").map(str::to_owned);
+        let code = complaint.code.or_else(told).map(|code| plain(&code));
+        self.mind_clock(code.as_deref(), reply.header("date"));
         Refusal::Said { status, code, message: complaint.message }
     }
 
     /// Where KMS refuses us for the time that we told it, its own is taken from then on.
-    fn mind_clock(&self, code: Option<&str>, headers: &HeaderMap) {
+    fn mind_clock(&self, code: Option<&str>, date: Option<&str>) {
         let of_time = matches!(
             code,
             Some("InvalidSignatureException" | "RequestTimeTooSkewed" | "RequestExpired")
         );
-        let date = headers.get(header::DATE).and_then(|date| date.to_str().ok());
         let date = date.filter(|_| of_time).and_then(|date| {
             use aws_smithy_types::date_time::{DateTime, Format};
             DateTime::from_str(date, Format::HttpDate).ok()
@@ -171,7 +183,7 @@ impl Refusal {
     pub(crate) fn code(&self) -> Option<&str> {
         match self {
             Self::Said { code, .. } => code.as_deref(),
-            Self::Silent(_) | Self::Unsaid(_) => None,
+            Self::Silent(_) => None,
         }
     }
 }

@@ -6,21 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_smithy_runtime_api::client::result::ConnectorError;
-use bytes::Bytes;
 use http::Uri;
-use http_body_util::Full;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::connection::Connection;
 use super::proxy::Proxy;
-
-/// Room for the answers, which are small; it grows if need be.
-const BUFFER: usize = 16 * 1024;
 
 /// Where a request goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,15 +66,15 @@ impl Ways {
         Self { tls, connect_timeout, proxy }
     }
 
-    /// Opens a connection, and leaves it to a task that ends with it.
+    /// Opens a connection.
     pub(crate) async fn connect(
         &self,
         origin: &Origin,
         limit: Option<Duration>,
-    ) -> Result<SendRequest<Full<Bytes>>, ConnectorError> {
+    ) -> Result<Connection, ConnectorError> {
         let limit = limit.unwrap_or(self.connect_timeout);
         if !origin.tls {
-            return begin(self.open(origin, limit).await?).await;
+            return Ok(Connection::new(self.open(origin, limit).await?));
         }
         let stream = self.reach(origin, limit).await?;
         let name = ServerName::try_from(origin.name().to_owned())
@@ -93,7 +86,7 @@ impl Ways {
             Ok(Err(error)) => return Err(ConnectorError::io(wrapped("TLS", origin, error))),
             Err(_) => return Err(late("TLS", origin)),
         };
-        begin(stream).await
+        Ok(Connection::new(stream))
     }
 
     /// The other end, through the proxy if there is one for it.
@@ -139,31 +132,7 @@ async fn addresses(origin: &Origin) -> Result<Vec<SocketAddr>, ConnectorError> {
     Ok(found.collect())
 }
 
-async fn begin<T>(stream: T) -> Result<SendRequest<Full<Bytes>>, ConnectorError>
-where
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (sender, connection) = http1::Builder::new()
-        .max_buf_size(BUFFER)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| ConnectorError::io(error.into()))?;
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "connection ended");
-        }
-    });
-    Ok(sender)
-}
-
-/// A connection that broke under a request.
-pub(super) fn broken(origin: &Origin, error: &hyper::Error) -> ConnectorError {
-    let cause =
-        std::error::Error::source(error).map_or_else(|| error.to_string(), |e| e.to_string());
-    ConnectorError::io(wrapped("connection", origin, io::Error::other(cause)))
-}
-
-fn wrapped(
+pub(super) fn wrapped(
     what: &str,
     origin: &Origin,
     error: io::Error,

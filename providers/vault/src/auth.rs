@@ -343,11 +343,27 @@ fn words(secret: &Secret) -> Result<&str, Error> {
         .map_err(|_| Error::new(Kind::Config, "a secret is not plain text"))
 }
 
-/// A body that is wiped when it has been sent.
+/// A body that is wiped when it has been sent. It is measured first: a buffer that grows leaves
+/// copies behind, and one that is large enough for everything is too large for most.
 pub(crate) fn json(value: &impl Serialize) -> Bytes {
-    // Room for a certificate's or service account's token: growing would leave copies behind.
-    let mut out = Zeroizing::new(Vec::with_capacity(8 * 1024));
+    let mut length = Length(0);
     // Plain structures of text cannot fail, and a server refuses an empty body.
+    let _ = serde_json::to_writer(&mut length, value);
+    let mut out = Zeroizing::new(Vec::with_capacity(length.0));
     let _ = serde_json::to_writer(&mut *out, value);
     Bytes::from_owner(out)
+}
+
+/// Counts what is written.
+struct Length(usize);
+
+impl std::io::Write for Length {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

@@ -129,7 +129,7 @@ impl Scene {
                 let data = other.server.client().read(kind, "default", &name).await?;
                 ensure!(data["word"] == name, "{name} holds {data:?}");
                 let key_id = self.stored(kind, &name).await?;
-                let first = seen.get_or_insert(key_id.clone());
+                let first = seen.get_or_insert_with(|| key_id.clone());
                 ensure!(*first == key_id, "{name} is stored under {key_id}, others under {first}");
             }
         }

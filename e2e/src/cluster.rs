@@ -24,15 +24,18 @@ mod static_apiserver;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::apiserver::{KubeApiserver, Options, kubeconfig};
+use crate::etcd::Etcd;
 use crate::http::HttpClient;
 use crate::kube::KubeClient;
 use crate::pki::write;
 use crate::plane::ControlPlane;
+use crate::process::Process;
 use crate::scratch::Scratch;
 use crate::wait::{PATIENCE, eventually};
 use components::Component;
@@ -45,6 +48,9 @@ pub use kubelet::{Kubelet, NODE};
 pub use machine::{Addresses, Machine};
 pub use objects::{Container, Pod, manifest};
 pub use static_apiserver::STATIC_APISERVER;
+
+/// How often a look is taken at whether everything still runs.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// What a cluster stands on before it has a kube-apiserver: etcd, certificates,
 /// and a machine with containerd and images.
@@ -213,6 +219,11 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// etcd, to be paused, killed and started again.
+    pub fn etcd(&mut self) -> &mut Etcd {
+        &mut self.ground.plane.etcd
+    }
+
     /// What it stands on: images, static pods, addresses, etcd.
     pub fn ground(&self) -> &Ground {
         &self.ground
@@ -229,7 +240,12 @@ impl Cluster {
     }
 
     /// kube-apiserver, where it is a process of this host.
-    pub fn apiserver(&mut self) -> Option<&mut KubeApiserver> {
+    pub fn apiserver(&self) -> Option<&KubeApiserver> {
+        self.apiserver.as_ref()
+    }
+
+    /// The same, to be hurt.
+    pub fn apiserver_mut(&mut self) -> Option<&mut KubeApiserver> {
         self.apiserver.as_mut()
     }
 
@@ -283,16 +299,30 @@ impl Cluster {
         Exposed::start(self.ground.addresses().host(), to).await
     }
 
+    /// All its processes; those of the node as they are seen from here.
+    pub fn processes(&mut self) -> Vec<&mut Process> {
+        let mut all = vec![self.ground.plane.etcd.process()];
+        all.extend(self.apiserver.as_mut().map(KubeApiserver::process));
+        all.extend([self.manager.process(), self.scheduler.process()]);
+        all.push(self.ground.machine.process());
+        all.push(self.ground.containerd.process().process());
+        all.extend([self.kubelet.process().process(), self.proxy.process()]);
+        all
+    }
+
     /// An error with the last lines of its log if a part of it has ended.
     pub fn check_running(&mut self) -> Result<()> {
-        if let Some(apiserver) = &mut self.apiserver {
-            apiserver.process().check_running()?;
+        self.processes().into_iter().try_for_each(Process::check_running)
+    }
+
+    /// Returns when a part of it has ended, and says which and why.
+    pub async fn died(&mut self) -> anyhow::Error {
+        loop {
+            if let Err(died) = self.check_running() {
+                return died;
+            }
+            tokio::time::sleep(LOOK).await;
         }
-        self.manager.process().check_running()?;
-        self.scheduler.process().check_running()?;
-        self.proxy.process().check_running()?;
-        self.ground.containerd.process().process().check_running()?;
-        self.kubelet.process().process().check_running()
     }
 
     /// Waits until the node is ready.
@@ -316,7 +346,11 @@ impl Cluster {
         for object in dns::objects(self.ground.addresses()) {
             self.client.apply(&object).await?;
         }
-        self.client.wait_deployment(dns::NAMESPACE, dns::NAME).await?;
+        let client = self.client.clone();
+        tokio::select! {
+            rolled = client.wait_deployment(dns::NAMESPACE, dns::NAME) => rolled?,
+            died = self.died() => return Err(died),
+        };
         // Pods of the default namespace need its service account.
         eventually("the default service account is there", PATIENCE, async || {
             self.client.get("/api/v1/namespaces/default/serviceaccounts/default").await

@@ -12,8 +12,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
+use serde_json::json;
 use sidekey_core::client::connect;
 use sidekey_core::proto::v2::StatusRequest;
+use sidekey_e2e::cluster::POD_IMAGE;
 use sidekey_e2e::http::HttpClient;
 use sidekey_e2e::process::{Process, Spec};
 use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE};
@@ -37,6 +39,7 @@ struct Ready {
     provider_config: PathBuf,
     encryption_configuration: PathBuf,
     kubeconfig: Option<PathBuf>,
+    node: Option<u32>,
     rotation: Option<Rotation>,
     pids: BTreeMap<String, u32>,
 }
@@ -229,6 +232,43 @@ async fn a_cluster_shows_a_rotation_and_takes_a_secret_through_the_printed_kubec
     let next = ready.rotation.as_ref().expect("a cluster shows a rotation");
     assert_eq!((&next.from, next.key), (&rotation.to, 3));
     gone(&ready).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_runs_pods_on_secrets_that_sidekey_encrypts() {
+    let scratch = Scratch::new("up").unwrap();
+    let (mut process, ready) = up(&scratch.path().join("node"), &["--node"]).await.unwrap();
+    assert!(ready.rotation.is_some(), "a cluster shows a rotation");
+    let node = ready.node.expect("there is a node");
+    assert!(Path::new(&format!("/proc/{node}")).exists());
+    let client = client(&std::fs::read_to_string(ready.kubeconfig.as_deref().unwrap()).unwrap());
+    client.create(Kind::Secret, "default", "hello", &[("a", "b")]).await.unwrap();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "hello"},
+        "spec": {
+            "containers": [{
+                "name": "hello", "image": POD_IMAGE, "imagePullPolicy": "Never",
+                "args": ["serve", ":8080"],
+                "volumeMounts": [{"name": "hello", "mountPath": "/hello"}],
+            }],
+            "volumes": [{"name": "hello", "secret": {"secretName": "hello"}}],
+        },
+    });
+    client.apply(&pod).await.unwrap();
+    let pod = client.wait_pod_ready("default", "hello").await.unwrap();
+    let http = HttpClient::plain((pod.address.unwrap(), 8080).into());
+    eventually("the pod reads the Secret", PATIENCE, async || {
+        let text = http.get("/file?path=/hello/a").await?.ok()?.text();
+        ensure!(text == "b", "{text}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    process.signal(Signal::INT).unwrap();
+    let ended = eventually("up ends", PATIENCE, async || process.ended()?.context("it still runs"));
+    assert_eq!(ended.await.unwrap().code(), Some(0), "{}", process.log_tail());
+    gone(&ready).await.unwrap();
+    assert!(!Path::new(&format!("/proc/{node}")).exists(), "the node is still there");
 }
 
 #[tokio::test]

@@ -112,13 +112,14 @@ impl Machine {
         let unshare = packages::program("unshare", "util-linux").await?;
         let nsenter = packages::program("nsenter", "util-linux").await?;
         packages::program("find", "findutils").await?;
-        let mut holder = Spec::new("the node's machine", unshare, dir.join("machine.log"))
+        let mut holder = Spec::new("machine", unshare, dir.join("machine.log"))
             .args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
             .args(["sh", "-c", INIT, "machine"])
             .arg(&ip)
             .start()?;
         let ready = |line: &str| (line == "ready").then_some(());
-        holder.wait_for_log("its namespaces are made", PATIENCE, ready).await?;
+        let made = holder.wait_for_log("its namespaces are made", PATIENCE, ready).await;
+        made.context("a node needs namespaces of its own: in a container that takes --privileged")?;
         let init = child_of(holder.pid().context("no pid")?)?;
         let (link, addresses) = connect(&ip, init)?;
         let cgroup = control_group(dir)?;
@@ -134,6 +135,11 @@ impl Machine {
     /// The process on which it hangs, as this host sees it.
     pub fn pid(&self) -> u32 {
         self.init
+    }
+
+    /// The one who waits for that process, and ends with it.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.holder
     }
 
     /// Its addresses.

@@ -5,6 +5,7 @@
 //! it also shows a rotation. It is for trying things out: keys lie in files of the build
 //! directory. Its one invariant: nothing that it started outlives it.
 
+mod cluster;
 mod files;
 mod program;
 mod show;
@@ -21,14 +22,14 @@ use sidekey_e2e::command::{self, Format};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::show::Progress;
-use crate::stack::Stack;
+use crate::stack::{Extent, Stack};
 
 /// Runs Sidekey here until Ctrl-C.
 #[derive(Debug, Parser)]
 #[command(
     name = "cargo up",
     bin_name = "cargo up",
-    after_help = "Examples:\n  cargo up\n  cargo up -- --cluster\n  cargo up -- --once -o json\n\nExit codes: 0 ended by Ctrl-C, SIGTERM or --once, 1 something failed or died, 64 bad usage"
+    after_help = "Examples:\n  cargo up\n  cargo up -- --cluster\n  cargo up -- --node\n  cargo up -- --once -o json\n\nExit codes: 0 ended by Ctrl-C, SIGTERM or --once, 1 something failed or died, 64 bad usage"
 )]
 struct Arguments {
     /// Also run etcd and a kube-apiserver that encrypts through Sidekey, and show a rotation to
@@ -36,6 +37,10 @@ struct Arguments {
     /// minutes
     #[arg(long)]
     cluster: bool,
+    /// Also give that cluster a node, on which pods run: kubelet on containerd, Services, cluster
+    /// names. Takes root; the first run builds and installs it, which takes some minutes more
+    #[arg(long)]
+    node: bool,
     /// Where keys, sockets, configurations and logs lie [default: target/up]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -45,6 +50,16 @@ struct Arguments {
     /// How to print what is up: with json, one object when all is ready
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
+}
+
+impl Arguments {
+    fn extent(&self) -> Extent {
+        match (self.node, self.cluster) {
+            (true, _) => Extent::Node,
+            (false, true) => Extent::ControlPlane,
+            (false, false) => Extent::Sidekey,
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -67,7 +82,7 @@ async fn up(arguments: &Arguments) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let dir = arguments.dir.clone().unwrap_or_else(default_directory);
     let mut stack = tokio::select! {
-        started = Stack::start(&dir, arguments.cluster) => started?,
+        started = Stack::start(&dir, arguments.extent()) => started?,
         _ = interrupt.recv() => return Ok(()),
         _ = terminate.recv() => return Ok(()),
     };
@@ -97,9 +112,9 @@ async fn present(stack: &mut Stack, arguments: &Arguments) -> Result<()> {
     if text {
         print!("{}", view::text(stack)?);
     }
-    let rotation = match arguments.cluster {
-        true => Some(show::rotate(stack, &Progress::new(!text)).await?),
-        false => None,
+    let rotation = match arguments.extent() {
+        Extent::Sidekey => None,
+        _ => Some(show::rotate(stack, &Progress::new(!text)).await?),
     };
     match text {
         false => println!("{}", view::json(stack, rotation.as_ref())?),

@@ -11,8 +11,9 @@ use sidekey_e2e::stored::{EncryptedObject, key_id_hash};
 use sidekey_e2e::wait::{LONG_PATIENCE, eventually};
 use sidekey_e2e::{Kind, Stored};
 
+use crate::cluster::Cluster;
 use crate::files::append;
-use crate::stack::{Cluster, PROVIDER, Stack};
+use crate::stack::{PROVIDER, Stack};
 
 /// Between two signs of life while kube-apiserver has not yet asked for Status.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
@@ -87,9 +88,9 @@ pub(crate) async fn rotate(stack: &mut Stack, progress: &Progress) -> Result<Rot
 
 /// Writes a Secret, and tells how it lies in etcd.
 async fn write(cluster: &Cluster, name: &str, progress: &Progress) -> Result<EncryptedObject> {
-    cluster.server.client().create(Kind::Secret, "default", name, &DATA).await?;
+    cluster.server()?.client().create(Kind::Secret, "default", name, &DATA).await?;
     let key = Kind::Secret.etcd_key("default", name);
-    let raw = cluster.plane.etcd.raw(&key).await?;
+    let raw = cluster.etcd().raw(&key).await?;
     let Stored { provider, object } = Stored::parse(&raw)?;
     progress.say(&format!("wrote Secret default/{name}; in etcd:"));
     progress.more(&format!("{key} = k8s:enc:kms:v2:{provider}:…, key_id {}", object.key_id));
@@ -105,7 +106,7 @@ async fn still_readable(
     before: &EncryptedObject,
     progress: &Progress,
 ) -> Result<()> {
-    let client = cluster(stack)?.server.client();
+    let client = cluster(stack)?.server()?.client();
     let old = client.read(Kind::Secret, "default", "before").await?;
     ensure!(old.get(DATA[0].0).is_some_and(|text| text == DATA[0].1), "the old Secret has changed");
     let request = DecryptRequest {
@@ -158,7 +159,7 @@ async fn followed(stack: &mut Stack, key_id: &str, progress: &Progress) -> Resul
     let mut sign = Instant::now() + SIGN_OF_LIFE;
     let waited = eventually("kube-apiserver has seen the new key_id", LONG_PATIENCE, async || {
         stack.look()?;
-        let server = &cluster(stack)?.server;
+        let server = cluster(stack)?.server()?;
         // The question makes it ask for Status if the last time was 20 s ago.
         server.readyz().await?;
         let last = server.announced_key_id(PROVIDER).await?;
@@ -173,7 +174,7 @@ async fn followed(stack: &mut Stack, key_id: &str, progress: &Progress) -> Resul
     });
     waited.await?;
     let Some(cluster) = &mut stack.cluster else { bail!("the cluster is gone") };
-    cluster.server.wait_kms_providers(true).await?;
+    cluster.server_mut()?.wait_kms_providers(true).await?;
     progress.say("kube-apiserver's metrics show the new key_id:");
     let name = "apiserver_envelope_encryption_key_id_hash_status_last_timestamp_seconds";
     progress.more(&format!("{name}{{key_id_hash=\"{hash}\"}}"));

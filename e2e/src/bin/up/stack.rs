@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use sidekey_e2e::apiserver::Options;
 use sidekey_e2e::process::Process;
-use sidekey_e2e::{ControlPlane, EncryptionConfiguration, KubeApiserver, local, shim};
+use sidekey_e2e::{EncryptionConfiguration, local, shim};
 
+use crate::cluster::Cluster;
 use crate::files::{Files, write_private};
 use crate::program::Program;
 use crate::trial::{Trial, round_trip};
@@ -19,7 +19,7 @@ pub(crate) const PROVIDER: &str = "sidekey";
 const LOOK: Duration = Duration::from_millis(250);
 
 /// How long a process may take to end when asked to.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Everything that runs. Fields are dropped, and so ended, in this order.
 pub(crate) struct Stack {
@@ -32,16 +32,20 @@ pub(crate) struct Stack {
     pub(crate) files: Files,
 }
 
-/// A real control plane without nodes.
-pub(crate) struct Cluster {
-    pub(crate) server: KubeApiserver,
-    pub(crate) plane: ControlPlane,
-    pub(crate) kubeconfig: PathBuf,
+/// What to run besides the provider and the shim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Nothing.
+    Sidekey,
+    /// A control plane without nodes.
+    ControlPlane,
+    /// A cluster with a node, on which pods run.
+    Node,
 }
 
 impl Stack {
     /// Starts everything and tries it out.
-    pub(crate) async fn start(dir: &Path, with_cluster: bool) -> Result<Self> {
+    pub(crate) async fn start(dir: &Path, extent: Extent) -> Result<Self> {
         let files = Files::open(dir).await?;
         let provider =
             Program::start(local::PROGRAM, &files.provider(), &files.path("provider.log")).await?;
@@ -53,16 +57,21 @@ impl Stack {
         let encryption = EncryptionConfiguration::kms(PROVIDER, endpoint);
         let encryption_file = files.path("encryption-configuration.yaml");
         write_private(&encryption_file, &encryption.to_string())?;
-        let cluster = match with_cluster {
-            true => Some(Cluster::start(&files, encryption.clone()).await?),
-            false => None,
+        let cluster = match extent {
+            Extent::Sidekey => None,
+            _ => Some(Cluster::start(&files, encryption.clone(), extent).await?),
         };
         Ok(Self { cluster, shim, provider, trial, encryption_file, encryption, files })
     }
 
     /// The cluster's kubeconfig, if there is a cluster.
     pub(crate) fn kubeconfig(&self) -> Option<&Path> {
-        self.cluster.as_ref().map(|cluster| cluster.kubeconfig.as_path())
+        self.cluster.as_ref().map(Cluster::kubeconfig)
+    }
+
+    /// The first process of the cluster's node, if it has one.
+    pub(crate) fn node(&self) -> Option<u32> {
+        self.cluster.as_ref().and_then(Cluster::node)
     }
 
     /// The pids of all processes, by program.
@@ -89,11 +98,8 @@ impl Stack {
 
     /// Ends everything, those who need others first. What does not end in time is killed.
     pub(crate) async fn stop(mut self) -> Result<()> {
-        if let Some(cluster) = &mut self.cluster {
-            cluster.server.process().terminate(PATIENCE).await?;
-            cluster.plane.etcd.process().terminate(PATIENCE).await?;
-            // It leads nowhere any more.
-            let _ = std::fs::remove_file(&cluster.kubeconfig);
+        if let Some(mut cluster) = self.cluster.take() {
+            cluster.stop().await?;
         }
         for process in [&mut self.shim.process, &mut self.provider.process] {
             let status = process.terminate(PATIENCE).await?;
@@ -107,20 +113,8 @@ impl Stack {
     fn processes(&mut self) -> Vec<&mut Process> {
         let mut processes = vec![&mut self.provider.process, &mut self.shim.process];
         if let Some(cluster) = &mut self.cluster {
-            processes.push(cluster.plane.etcd.process());
-            processes.push(cluster.server.process());
+            processes.extend(cluster.processes());
         }
         processes
-    }
-}
-
-impl Cluster {
-    async fn start(files: &Files, encryption: EncryptionConfiguration) -> Result<Self> {
-        let plane = ControlPlane::start("up").await?;
-        let options = Options::new("kube-apiserver").encryption(encryption);
-        let server = KubeApiserver::start(&plane, options).await?;
-        let kubeconfig = files.path("kubeconfig");
-        write_private(&kubeconfig, &server.kubeconfig())?;
-        Ok(Self { server, plane, kubeconfig })
     }
 }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use serde_json::json;
+use sidekey_e2e::cluster::POD_IMAGE;
 use sidekey_e2e::{binaries, local};
 
 use crate::show::Rotation;
@@ -45,6 +46,7 @@ pub(crate) fn next(stack: &Stack) -> Result<String> {
             let kubectl = format!("kubectl --kubeconfig {}", path.display());
             writeln!(text, "  {kubectl} create secret generic hello --from-literal=a=b")?;
             writeln!(text, "  {kubectl} get --raw '/readyz?verbose'")?;
+            writeln!(text, "{}", node(stack, &kubectl))?;
         }
         None => {
             let file = stack.encryption_file.display();
@@ -70,6 +72,15 @@ pub(crate) fn next(stack: &Stack) -> Result<String> {
     Ok(text)
 }
 
+/// What can be done with a node, or how to get one.
+fn node(stack: &Stack, kubectl: &str) -> String {
+    let Some(pid) = stack.node() else { return "  cargo up -- --node".to_owned() };
+    let enter = format!("nsenter --target {pid} --net --mount --pid");
+    let load = "ctr -n k8s.io images import ARCHIVE   # then imagePullPolicy: Never";
+    let run = format!("run hello --image {POD_IMAGE} --image-pull-policy Never -- serve :8080");
+    format!("  {kubectl} {run}\n  {kubectl} get pods -A -o wide\n  {enter} {load}")
+}
+
 /// For programs: one line.
 pub(crate) fn json(stack: &mut Stack, rotation: Option<&Rotation>) -> Result<String> {
     let pids: BTreeMap<String, u32> = stack.pids().into_iter().collect();
@@ -84,6 +95,7 @@ pub(crate) fn json(stack: &mut Stack, rotation: Option<&Rotation>) -> Result<Str
         "providerConfig": stack.files.provider(),
         "encryptionConfiguration": stack.encryption_file,
         "kubeconfig": stack.kubeconfig(),
+        "node": stack.node(),
         "rotation": rotation,
         "pids": pids,
     });

@@ -35,6 +35,8 @@ pub enum Fault {
     Slow(Duration),
     /// Each request gets this HTTP answer and never reaches the backend.
     Answer(Answer),
+    /// Each request gets these bytes, be they an answer or not, and then the end.
+    Raw(String),
 }
 
 /// An HTTP answer that the gateway gives by itself.
@@ -53,6 +55,17 @@ struct Now {
     fault: Option<Fault>,
     /// Connections of an older generation have been cut.
     generation: u64,
+}
+
+impl Answer {
+    fn text(&self) -> String {
+        let Self { status, content_type, body } = self;
+        let length = body.len();
+        format!(
+            "HTTP/1.1 {status} Simulated\r\ncontent-type: {content_type}\r\n\
+             content-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        )
+    }
 }
 
 /// A running forwarder; it ends, and its connections with it, when dropped.
@@ -221,7 +234,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
             let fault = self.now.borrow().fault.clone();
             match fault {
                 Some(Fault::Cut) => return Ok(false),
-                Some(Fault::Answer(answer)) => return self.answer(&answer).await,
+                Some(Fault::Answer(answer)) => return self.answer(&answer.text()).await,
+                Some(Fault::Raw(text)) => return self.answer(&text).await,
                 Some(Fault::Slow(delay)) => tokio::time::sleep(delay).await,
                 Some(Fault::Hang) | None => {}
             }
@@ -246,13 +260,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     }
 
     /// Answers, and takes in what is left of the request, so that the answer is not lost.
-    async fn answer(&mut self, answer: &Answer) -> Result<bool> {
-        let Answer { status, content_type, body } = answer;
-        let length = body.len();
-        let text = format!(
-            "HTTP/1.1 {status} Simulated\r\ncontent-type: {content_type}\r\n\
-             content-length: {length}\r\nconnection: close\r\n\r\n{body}"
-        );
+    async fn answer(&mut self, text: &str) -> Result<bool> {
         self.client.write_all(text.as_bytes()).await?;
         self.client.shutdown().await?;
         let mut rest = [0; 1 << 10];

@@ -66,6 +66,40 @@ async fn what_is_no_answer_of_kms_is_an_error_and_nothing_worse() {
 }
 
 #[tokio::test]
+async fn what_is_not_even_http_is_an_error_and_nothing_worse() {
+    let mut scene = Scene::start("no-http").await;
+    let sound = format!(r#"{{"Plaintext": "{}"}}"#, STANDARD.encode(PLAINTEXT));
+    let long = "x".repeat(1 << 20);
+    let answers = [
+        String::new(),
+        "\0\0\0".to_owned(),
+        "220 mail ESMTP\r\n".to_owned(),
+        "HTTP/1.1 200 OK\r\n".to_owned(),
+        "HTTP/1.1 100 Continue\r\n\r\n".to_owned(),
+        format!("HTTP/1.1 999999 OK\r\ncontent-length: 2\r\n\r\n{sound}"),
+        format!("HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{sound}"),
+        format!("HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n{sound}"),
+        format!("HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999999999\r\n\r\n{sound}"),
+        format!("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 9\r\n\r\n{sound}"),
+        format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{sound}"),
+        format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n{sound}"),
+        format!("HTTP/1.1 200 OK\r\nx: {long}\r\ncontent-length: 0\r\n\r\n"),
+        "HTTP/1.1 200 OK\r\n".to_owned() + &"a: b\r\n".repeat(100_000),
+        long,
+    ];
+    for answer in answers {
+        let what = answer[..answer.len().min(60)].to_owned();
+        scene.aws.gateway.inject(Fault::Raw(answer));
+        let opened = scene.client.decrypt(&scene.sealed).await.expect_err(&what);
+        let codes = [Code::Unavailable, Code::Internal];
+        assert!(codes.contains(&opened.code()), "{what:?}: {opened}");
+        assert!(opened.message().len() < 1100, "{what:?}: {opened}");
+        scene.aws.gateway.heal();
+        scene.heals().await;
+    }
+}
+
+#[tokio::test]
 async fn an_encrypt_that_cannot_be_read_back_is_never_answered() {
     let mut scene = Scene::start("lies").await;
     let owner = &scene.aws.owner;

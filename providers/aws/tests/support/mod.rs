@@ -110,9 +110,10 @@ pub(crate) async fn launch(dir: &Path, flags: &[String], env: &[(&str, &str)]) -
     AwsPlugin::launch(binary(), dir, &flags, env).await.unwrap()
 }
 
-/// A client of the key on this socket.
+/// A client of the key on this socket, as soon as it is there.
 pub(crate) async fn kms(plugin: &AwsPlugin, socket: &str) -> KmsClient {
-    KmsClient::connect(&plugin.endpoint(socket)).await.unwrap()
+    let endpoint = plugin.endpoint(socket);
+    until("it listens", async || KmsClient::connect(&endpoint).await).await
 }
 
 /// Waits until Status says ok on this socket, and gives the key_id.

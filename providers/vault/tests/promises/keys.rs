@@ -1,5 +1,7 @@
 //! What the key does at Vault, and what that does to key_id and data.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::wait::PATIENCE;
@@ -107,10 +109,17 @@ async fn a_ciphertext_is_bound_to_its_key_id() {
         let error = result.expect_err("a moved ciphertext is refused");
         assert!(matches!(error.code(), Code::DataLoss | Code::FailedPrecondition), "{error}");
     }
-    // Vault itself holds the binding: without the associated data it does not decrypt either.
+    // Vault itself holds the binding: it decrypts with the name that wrote, and with no other.
     let text = String::from_utf8(first.ciphertext.to_vec()).unwrap();
-    let path = stage.key.path("decrypt");
-    assert!(stage.bao.write(&path, &json!({"ciphertext": text})).await.is_err());
+    let decrypt = async |aad: &str| {
+        let order = json!({"ciphertext": text, "associated_data": STANDARD.encode(aad)});
+        stage.bao.write(&stage.key.path("decrypt"), &order).await
+    };
+    let name = |sealed: &EncryptResponse| format!("sidekey-vault/1/{}", sealed.key_id);
+    let read = decrypt(&name(&first)).await.unwrap();
+    assert_eq!(read["data"]["plaintext"], STANDARD.encode(PLAINTEXT));
+    assert!(decrypt(&name(&second)).await.is_err(), "another key_id reads it");
+    assert!(decrypt("").await.is_err(), "it is not bound at all");
     let mut altered = first.clone();
     let mut bytes = altered.ciphertext.to_vec();
     let last = bytes.len() - 6;

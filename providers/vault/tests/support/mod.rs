@@ -216,6 +216,16 @@ impl Stage {
     }
 }
 
+impl Stage {
+    /// What the shared server has refused to do with the stage's engine, and why.
+    pub(crate) async fn refusals(&self) -> Vec<String> {
+        let all = shared().await.audit().all().unwrap();
+        let engine = format!("{}/", self.name);
+        let ours = all.into_iter().filter(|asked| asked.path.starts_with(&engine));
+        ours.map(|asked| asked.error).filter(|error| !error.is_empty()).collect()
+    }
+}
+
 /// A running plugin and a client of its key.
 pub(crate) struct Served {
     pub(crate) plugin: VaultPlugin,

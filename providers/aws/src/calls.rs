@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use sidekey_core::Secret;
 use zeroize::Zeroizing;
 
-/// More than names and a context of the usual size take.
-const ROOM: usize = 1024;
+/// More than the names of fields take.
+const ROOM: usize = 192;
 
 /// What DescribeKey tells.
 #[derive(Debug, Default, Deserialize)]
@@ -125,7 +125,8 @@ pub(crate) fn decrypted(body: &[u8]) -> Option<Decrypted> {
 fn write(request: &Request<'_>) -> Option<Secret> {
     let context: usize = request.encryption_context.iter().map(|(k, v)| k.len() + v.len()).sum();
     let text = request.plaintext.map_or(0, str::len) + request.ciphertext_blob.map_or(0, str::len);
-    let mut body = Vec::with_capacity(ROOM + text + context * 2);
+    let key = request.key_id.map_or(0, str::len);
+    let mut body = Vec::with_capacity(ROOM + key + text + context * 2);
     serde_json::to_writer(&mut body, request).ok()?;
     Some(Secret::new(body))
 }

@@ -57,7 +57,7 @@ static CONNECTIONS: Shared<Trust, Http> = Shared::new();
 
 /// A client of AWS KMS.
 pub(crate) struct Client {
-    wire: Wire,
+    pub(crate) wire: Wire,
     identity: Identity,
     budget: Budget,
     attempt: Option<Duration>,
@@ -168,7 +168,7 @@ impl Client {
     }
 
     /// Makes a call with credentials that are good, and again with new ones if AWS says that
-    /// they are not.
+    /// they are not, or at another time if it says that ours is wrong.
     async fn run(
         &self,
         deed: Deed<'_>,
@@ -176,13 +176,12 @@ impl Client {
     ) -> Result<Secret, Failure> {
         let work = async {
             let (first, used) = self.once(deed, &body).await?;
-            let renew = first
-                .as_ref()
-                .is_err_and(|refusal| refusal.code().is_some_and(refusal::concerns_credentials));
-            if !renew {
+            let Err(refusal) = &first else { return Ok(first) };
+            if refusal.code().is_some_and(refusal::concerns_credentials) {
+                self.identity.refused(Some(&used)).await?;
+            } else if !refusal.is_of_clock() {
                 return Ok(first);
             }
-            self.identity.refused(Some(&used)).await?;
             Ok((self.once(deed, &body).await?).0)
         };
         let limit = self.limit(deed.deadline);
@@ -325,7 +324,14 @@ fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
         return Ok(http);
     }
     let direct = environment.no_proxy().unwrap_or_default();
-    let proxy = trust.proxy.as_deref().and_then(|url| Proxy::parse(url, &direct));
+    let proxy = trust.proxy.as_deref().map(|url| {
+        // Going past it in silence would be worse; its URL may hold a password.
+        Proxy::parse(url, &direct).ok_or_else(|| {
+            Error::new(Kind::Config, "HTTPS_PROXY names no proxy that can be used")
+                .with_hint("write http://[user:password@]host:port, or put the hosts in NO_PROXY")
+        })
+    });
+    let proxy = proxy.transpose()?;
     let ways = Ways::new(tls::client(bundle)?, trust.connect_timeout, proxy);
     let http = Arc::new(Http::new(ways));
     CONNECTIONS.keep(trust, &http);

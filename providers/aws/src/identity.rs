@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use aws_credential_types::Credentials;
+use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
 use sidekey_core::{Error, Kind, jitter};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::refusal;
 
@@ -22,6 +23,9 @@ const EARLY: Duration = Duration::from_secs(300);
 const TOO_LATE: Duration = Duration::from_secs(5);
 /// Between two tries of renewing while the old credentials are still good.
 const PAUSE: Duration = Duration::from_secs(10);
+/// Longest wait for the source, with all of its own tries: an STS that takes the request and says
+/// nothing must not be waited for when the next one would answer.
+const ASK: Duration = Duration::from_secs(15);
 
 /// Credentials of one source; cheap to clone.
 #[derive(Clone)]
@@ -39,6 +43,9 @@ struct State {
     held: Option<Held>,
     /// Not before this instant is a failed renewal tried again.
     pause: Option<Instant>,
+    /// How often the source has failed, and how the last time: all who waited for that get it.
+    failures: u64,
+    failure: Option<Error>,
 }
 
 #[derive(Clone)]
@@ -59,7 +66,16 @@ impl Identity {
     async fn ready(&self) -> Result<(), Error> {
         let now = SystemTime::now();
         match self.held().filter(|held| held.is_good(now)) {
-            None => self.renew().await,
+            None => {
+                // In a task of its own: who asks may have less time than the answer takes, and
+                // the next one must not begin anew.
+                let identity = self.clone();
+                let renewal = tokio::spawn(async move { identity.renew().await });
+                renewal.await.unwrap_or_else(|error| {
+                    let what = "the renewal of the credentials was broken off";
+                    Err(Error::new(Kind::Unavailable, what).with_source(error))
+                })
+            }
             Some(held) => {
                 if held.is_stale(now) && self.may_try() {
                     let identity = self.clone();
@@ -108,7 +124,7 @@ impl Identity {
     }
 
     async fn renew(&self) -> Result<(), Error> {
-        let before = self.access_key_id();
+        let (before, failures) = (self.access_key_id(), self.state().failures);
         let _asking = self.0.asking.lock().await;
         let now = SystemTime::now();
         // Whoever waited for another one's answer may use it.
@@ -117,18 +133,31 @@ impl Identity {
         {
             return Ok(());
         }
-        match self.0.source.provide_credentials().await {
-            Ok(credentials) => {
+        if let Some(error) = self.failed_since(failures) {
+            return Err(error);
+        }
+        let error = match timeout(ASK, self.0.source.provide_credentials()).await {
+            Ok(Ok(credentials)) => {
                 let held = Held::new(credentials, SystemTime::now());
                 let mut state = self.state();
                 (state.held, state.pause) = (Some(held), None);
-                Ok(())
+                return Ok(());
             }
-            Err(error) => {
-                self.state().pause = Some(Instant::now() + jitter(PAUSE));
-                Err(refusal::no_credentials(&error))
-            }
-        }
+            Ok(Err(error)) => refusal::no_credentials(&error),
+            Err(_) => refusal::no_credentials(&CredentialsError::provider_timed_out(ASK)),
+        };
+        let mut state = self.state();
+        state.pause = Some(Instant::now() + jitter(PAUSE));
+        state.failures += 1;
+        state.failure = Some(copy(&error));
+        Err(error)
+    }
+
+    /// How the source has failed while we waited for our turn: it is not asked once more for each
+    /// of those who wait.
+    fn failed_since(&self, failures: u64) -> Option<Error> {
+        let state = self.state();
+        state.failure.as_ref().filter(|_| state.failures != failures).map(copy)
     }
 
     fn may_try(&self) -> bool {
@@ -165,6 +194,16 @@ impl Held {
 
     fn is_stale(&self, now: SystemTime) -> bool {
         self.stale.is_some_and(|stale| stale <= now)
+    }
+}
+
+/// The same for another one who waited.
+fn copy(error: &Error) -> Error {
+    let same = Error::new(error.kind(), error.to_string());
+    let same = if error.needs_reload() { same.after_reload() } else { same };
+    match error.hint() {
+        Some(hint) => same.with_hint(hint),
+        None => same,
     }
 }
 

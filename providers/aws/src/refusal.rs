@@ -25,7 +25,7 @@ struct Meaning {
 /// Explains why `action` on `object` failed.
 pub(crate) fn explain(action: &str, object: &str, refusal: Refusal) -> Error {
     match refusal {
-        Refusal::Said { status, code, message } => {
+        Refusal::Said { status, code, message, .. } => {
             refused(action, object, status, code.as_deref(), message.as_deref())
         }
         Refusal::Silent(error) => silent(action, object, &error),

@@ -43,7 +43,10 @@ impl Signer {
     ) -> String {
         let day = &stamp[..8];
         let mut names = String::with_capacity(128);
-        let mut canonical = Zeroizing::new(String::with_capacity(2048));
+        let room: usize =
+            headers.iter().map(|(name, value)| 2 * name.len() + value.len() + 3).sum();
+        // The session's token is in it.
+        let mut canonical = Zeroizing::new(String::with_capacity(room + 80));
         canonical.push_str("POST\n/\n\n");
         for (name, value) in headers {
             for part in [name, ":", value.trim(), "\n"] {

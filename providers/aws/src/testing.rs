@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::time::{Duration, Instant};
 
+use crate::sign::stamp;
 use crate::{Aws, Config};
 
 pub(crate) const A: &str =
@@ -36,6 +37,8 @@ pub(crate) struct State {
     pub(crate) refuse: BTreeMap<String, &'static str>,
     /// Whether DescribeKey tells the material.
     pub(crate) tells: bool,
+    /// Whether requests must tell the time, as at AWS.
+    pub(crate) minds_time: bool,
     /// Operation, key and headers of every call.
     pub(crate) calls: Vec<(String, String, http::HeaderMap)>,
 }
@@ -64,6 +67,7 @@ impl Fake {
             states: BTreeMap::new(),
             refuse: BTreeMap::new(),
             tells: true,
+            minds_time: false,
             calls: Vec::new(),
         };
         let state = Arc::new(Mutex::new(state));
@@ -136,7 +140,11 @@ impl State {
         let operation = target.strip_prefix("TrentService.").unwrap().to_owned();
         let request: Value = serde_json::from_slice(body).unwrap();
         let named = request["KeyId"].as_str().unwrap_or_default().to_owned();
+        let late = self.minds_time && is_off(headers["x-amz-date"].to_str().unwrap());
         self.calls.push((operation.clone(), named.clone(), headers));
+        if late {
+            return refused("InvalidSignatureException");
+        }
         let key = self.aliases.get(&named).unwrap_or(&named).clone();
         let refusal = self.refuse.get(&operation);
         if let Some(code) = refusal.or_else(|| self.refuse.get(&format!("{operation} {key}"))) {
@@ -188,6 +196,12 @@ impl State {
         }
         (200, answer)
     }
+}
+
+/// Five minutes in either direction are taken.
+fn is_off(date: &str) -> bool {
+    let (now, most) = (std::time::SystemTime::now(), Duration::from_secs(300));
+    !(stamp(now - most)..=stamp(now + most)).contains(&date.to_owned())
 }
 
 fn refused(code: &str) -> (u16, Value) {

@@ -1,3 +1,5 @@
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
 
 use super::*;
@@ -197,6 +199,27 @@ async fn refused_credentials_are_fetched_anew_once() {
     assert_eq!(error.kind(), Kind::Denied);
     assert!(error.needs_reload());
     assert_eq!(fake.count("Decrypt"), asked + 2);
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_costs_no_call_and_is_followed_back_and_forth() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let sealed = wrap(&key, b"seed").await;
+    fake.state().minds_time = true;
+    // What was right before the clock was set is wrong now; the other way round it is the same.
+    for skew in [3600, -3600, 86_400] {
+        key.client.wire.skew.store(skew, Ordering::Relaxed);
+        let asked = fake.count("Decrypt");
+        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{skew}");
+        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{skew}");
+        assert_eq!(fake.count("Decrypt"), asked + 3, "refused once, and never again");
+    }
+    // A signature that is wrong for another reason is not tried again for it.
+    fake.state().refuse.insert("Decrypt".into(), "InvalidSignatureException");
+    let asked = fake.count("Decrypt");
+    assert_eq!(unwrap(&key, &sealed).await, Err(Kind::Denied));
+    assert_eq!(fake.count("Decrypt"), asked + 1);
 }
 
 #[tokio::test]

@@ -36,13 +36,13 @@ pub(crate) struct Wire {
     source: Option<(String, String)>,
     signer: Signer,
     /// How many seconds our clock is behind that of KMS, where that matters.
-    skew: AtomicI64,
+    pub(crate) skew: AtomicI64,
 }
 
 /// Why there is no answer.
 pub(crate) enum Refusal {
-    /// KMS said no.
-    Said { status: u16, code: Option<String>, message: Option<String> },
+    /// KMS said no; `clock` if it did for the time that we told it, and we have set that right.
+    Said { status: u16, code: Option<String>, message: Option<String>, clock: bool },
     /// Nobody said anything.
     Silent(ConnectorError),
 }
@@ -144,12 +144,13 @@ impl Wire {
         let complaint = serde_json::from_slice(body).unwrap_or_else(|_| from_xml(body));
         let told = || reply.header("x-amzn-errortype").map(str::to_owned);
         let code = complaint.code.or_else(told).map(|code| plain(&code));
-        self.mind_clock(code.as_deref(), reply.header("date"));
-        Refusal::Said { status, code, message: complaint.message }
+        let clock = self.mind_clock(code.as_deref(), reply.header("date"));
+        Refusal::Said { status, code, message: complaint.message, clock }
     }
 
-    /// Where KMS refuses us for the time that we told it, its own is taken from then on.
-    fn mind_clock(&self, code: Option<&str>, date: Option<&str>) {
+    /// Where KMS refuses us for the time that we told it, its own is taken from then on; until
+    /// this machine's clock is set, and KMS refuses that.
+    fn mind_clock(&self, code: Option<&str>, date: Option<&str>) -> bool {
         let of_time = matches!(
             code,
             Some("InvalidSignatureException" | "RequestTimeTooSkewed" | "RequestExpired")
@@ -158,17 +159,20 @@ impl Wire {
             use aws_smithy_types::date_time::{DateTime, Format};
             DateTime::from_str(date, Format::HttpDate).ok()
         });
-        let Some(theirs) = date.map(|date| date.secs()) else { return };
+        let Some(theirs) = date.map(|date| date.secs()) else { return false };
         let ours = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let behind = theirs - ours.as_secs().cast_signed();
-        if behind.abs() > MAX_SKEW {
-            tracing::warn!(
-                seconds = behind,
-                hint = "set this machine's clock",
-                "the clock differs from that of KMS, whose time is used"
-            );
-            self.skew.store(behind, Ordering::Relaxed);
+        if (behind - self.skew.load(Ordering::Relaxed)).abs() <= MAX_SKEW {
+            return false;
         }
+        let behind = if behind.abs() > MAX_SKEW { behind } else { 0 };
+        tracing::warn!(
+            seconds = behind,
+            hint = "set this machine's clock, if it is off",
+            "the time told to KMS was off: its own is used, as far as the clock differs from it"
+        );
+        self.skew.store(behind, Ordering::Relaxed);
+        true
     }
 
     fn now(&self) -> SystemTime {
@@ -185,6 +189,11 @@ impl Refusal {
             Self::Said { code, .. } => code.as_deref(),
             Self::Silent(_) => None,
         }
+    }
+
+    /// Whether the same call may be taken now, because it tells another time.
+    pub(crate) fn is_of_clock(&self) -> bool {
+        matches!(self, Self::Said { clock: true, .. })
     }
 }
 

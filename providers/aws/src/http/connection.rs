@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 /// No answer of KMS, STS or IMDS is longer.
 const MAX_ANSWER: usize = 256 * 1024;
 /// Room for the usual one.
-const ROOM: usize = 2048;
+const ROOM: usize = 1024;
 /// More lines than any head has.
 const MAX_LINES: usize = 100;
 
@@ -33,7 +33,7 @@ pub(crate) struct Connection(Box<dyn Stream>);
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
-    head: String,
+    head: Vec<u8>,
     pub(crate) body: Secret,
 }
 
@@ -50,6 +50,12 @@ enum Length {
     Known(usize),
     Chunked,
     ToTheEnd,
+}
+
+/// What a head says of its body and of the connection.
+struct Framing {
+    length: Length,
+    close: bool,
 }
 
 /// What has been read, wiped when it is moved to a larger place or dropped.
@@ -87,15 +93,11 @@ impl Connection {
                 buffer.forget(end);
                 continue;
             }
-            let head = std::str::from_utf8(&buffer.0[..end]).map_err(|_| senseless("head"))?;
-            let head = head.to_owned();
-            let length = length(&head, status).map_err(Broken::Amid)?;
+            let head = buffer.0[..end].to_vec();
+            let Framing { length, close } = framing(&head, status).map_err(Broken::Amid)?;
             let to_the_end = matches!(length, Length::ToTheEnd);
             buffer.forget(end);
             let body = self.body(&mut buffer, length).await.map_err(Broken::Amid)?;
-            let close = header(&head, "connection").is_some_and(|value| {
-                value.split(',').any(|part| part.trim().eq_ignore_ascii_case("close"))
-            });
             let again = version == b'1' && !close && !to_the_end && buffer.0.is_empty();
             return Ok((Reply { status, head, body }, again.then_some(self)));
         }
@@ -190,12 +192,13 @@ impl Connection {
 impl Reply {
     /// The value of a header, if it is there.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        header(&self.head, name)
+        self.headers().find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 
-    /// All headers.
+    /// All headers that are text.
     pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
-        lines(&self.head)
+        let text = |bytes| std::str::from_utf8(bytes).ok();
+        lines(&self.head).filter_map(move |(name, value)| Some((text(name)?, text(value)?)))
     }
 }
 
@@ -259,36 +262,49 @@ fn status(head: &[u8]) -> io::Result<(u16, u8)> {
     }
 }
 
-fn length(head: &str, status: u16) -> io::Result<Length> {
-    if lines(head).take(MAX_LINES + 1).count() > MAX_LINES {
-        return Err(bad("head"));
+/// Looks once at each header: there is a head in every call.
+fn framing(head: &[u8], status: u16) -> io::Result<Framing> {
+    let (mut length, mut chunked, mut close) = (None, false, false);
+    for (index, (name, value)) in lines(head).enumerate() {
+        if index == MAX_LINES {
+            return Err(bad("head"));
+        }
+        if name.eq_ignore_ascii_case(b"content-length") {
+            let told = decimal(value).ok_or_else(|| bad("content-length"))?;
+            if length.replace(told).is_some_and(|before| before != told) {
+                return Err(bad("content-length"));
+            }
+        } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
+            if chunked || !value.eq_ignore_ascii_case(b"chunked") {
+                return Err(bad("transfer-encoding"));
+            }
+            chunked = true;
+        } else if name.eq_ignore_ascii_case(b"connection") {
+            let mut parts = value.split(|byte| *byte == b',');
+            close |= parts.any(|part| part.trim_ascii().eq_ignore_ascii_case(b"close"));
+        }
     }
-    if matches!(status, 204 | 304) {
-        return Ok(Length::Known(0));
-    }
-    let all = |name| lines(head).filter(move |(found, _)| found.eq_ignore_ascii_case(name));
-    let mut encodings = all("transfer-encoding").map(|(_, value)| value);
-    match (encodings.next(), encodings.next()) {
-        (None, _) => {}
-        (Some(value), None) if value.eq_ignore_ascii_case("chunked") => return Ok(Length::Chunked),
-        _ => return Err(bad("transfer-encoding")),
-    }
-    let mut lengths = all("content-length").map(|(_, value)| value);
-    let Some(first) = lengths.next() else { return Ok(Length::ToTheEnd) };
-    let digits = !first.is_empty() && first.bytes().all(|byte| byte.is_ascii_digit());
-    let same = lengths.all(|other| other == first);
-    let length = first.parse().ok().filter(|_| digits && same);
-    length.map(Length::Known).ok_or_else(|| bad("content-length"))
+    let length = match (chunked, length) {
+        _ if matches!(status, 204 | 304) => Length::Known(0),
+        (true, _) => Length::Chunked,
+        (false, Some(length)) => Length::Known(length),
+        (false, None) => Length::ToTheEnd,
+    };
+    Ok(Framing { length, close })
 }
 
-fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
-    lines(head).find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+fn decimal(digits: &[u8]) -> Option<usize> {
+    let sound = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    std::str::from_utf8(digits).ok().filter(|_| sound)?.parse().ok()
 }
 
 /// Names and values, without the status line; what is neither is passed over.
-fn lines(head: &str) -> impl Iterator<Item = (&str, &str)> {
-    let lines = head.split("\r\n").skip(1);
-    lines.filter_map(|line| line.split_once(':')).map(|(name, value)| (name, value.trim()))
+fn lines(head: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    let lines = head.split(|byte| *byte == b'\n').skip(1);
+    lines.filter_map(|line| {
+        let colon = line.iter().position(|byte| *byte == b':')?;
+        Some((&line[..colon], line[colon + 1..].trim_ascii()))
+    })
 }
 
 fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
@@ -297,10 +313,6 @@ fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
 
 fn bad(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the answer has no sound {what}"))
-}
-
-fn senseless(what: &str) -> Broken {
-    Broken::Amid(bad(what))
 }
 
 #[cfg(test)]

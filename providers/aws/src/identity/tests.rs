@@ -95,6 +95,48 @@ async fn keys_that_aws_refuses_are_given_up_once_for_all_who_used_them() {
     assert_eq!(identity.access_key_id().as_deref(), Some("new"));
 }
 
+/// Takes the question and says nothing, but for the last time.
+#[derive(Debug)]
+struct Hung(Mutex<u32>);
+
+impl ProvideCredentials for Hung {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        let mut left = self.0.lock().unwrap();
+        match left.checked_sub(1) {
+            None => future::ProvideCredentials::ready(keys("new", None)),
+            Some(less) => {
+                *left = less;
+                future::ProvideCredentials::new(std::future::pending())
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_source_that_hangs_is_not_waited_for_for_ever_nor_asked_by_everybody() {
+    let identity = Identity::new(SharedCredentialsProvider::new(Hung(Mutex::new(1))));
+    let callers: Vec<_> = (0..20)
+        .map(|_| {
+            let identity = identity.clone();
+            tokio::spawn(async move {
+                // Less than the source takes to be given up.
+                timeout(Duration::from_secs(3), identity.ready()).await.is_err()
+            })
+        })
+        .collect();
+    for caller in callers {
+        assert!(caller.await.unwrap());
+    }
+    let patient = identity.ready().await.unwrap_err();
+    assert_eq!(patient.kind(), Kind::Timeout, "{}", patient.report());
+    assert!(patient.needs_reload());
+    identity.ready().await.unwrap();
+    assert_eq!(identity.access_key_id().as_deref(), Some("new"));
+}
+
 #[test]
 fn sessions_are_renewed_early_but_not_at_once() {
     let now = SystemTime::now();

@@ -44,6 +44,8 @@ static SESSIONS: Mutex<Vec<([u8; 32], Weak<Session>)>> = Mutex::new(Vec::new());
 
 /// One login.
 pub(crate) struct Session {
+    /// The hash of what it is made of.
+    digest: [u8; 32],
     client: Arc<Client>,
     auth: Auth,
     namespace: Option<HeaderValue>,
@@ -96,12 +98,12 @@ impl Session {
         if let Some(session) = known.and_then(|(_, session)| session.upgrade()) {
             return Ok(session);
         }
-        let session = Arc::new(Self::new(config, files)?);
+        let session = Arc::new(Self::new(digest, config, files)?);
         list.push((digest, Arc::downgrade(&session)));
         Ok(session)
     }
 
-    fn new(config: &Config, files: &Files) -> Result<Self, Error> {
+    fn new(digest: [u8; 32], config: &Config, files: &Files) -> Result<Self, Error> {
         let addresses = config.addresses();
         let encrypted = addresses.iter().any(|address| address.is_tls());
         let bundle = config.bundle().filter(|_| encrypted);
@@ -118,6 +120,7 @@ impl Session {
         let (connect, request) = config.timeouts();
         let client = Client::new(&addresses, trust, Limits { connect, request })?;
         Ok(Self {
+            digest,
             client: Arc::new(client),
             auth: Auth::new(config, files)?,
             namespace: namespace(&config.auth_namespace())?,
@@ -244,17 +247,16 @@ impl Session {
         let envelope = self.envelope(Method::POST, "", Bytes::new());
         let login = self.auth.login(&self.client, &envelope, deadline).await?;
         let (path, body) = login.ok_or_else(|| Error::new(Kind::Bug, "nothing to log in with"))?;
-        let attempt = Attempt::new(&path, &body)?;
+        let attempt = Attempt::new(&self.digest, &path, &body)?;
         let answer = self.client.ask(&Request { path, body, ..envelope }, deadline).await?;
         match answer.status.as_u16() {
             200 => attempt.was_accepted(),
-            400..=404 => {
+            status @ 400..=404 => {
                 let error = answer::error(Kind::Denied, &answer, &of).with_hint(
                     "check the credentials, the mount of the auth method and its namespace",
                 );
-                if self.auth.can_be_locked() {
-                    attempt.was_refused(&error);
-                }
+                // Wrong credentials are a 400; a mount that is not there, say, locks nothing.
+                attempt.was_refused(&error, status == 400 && self.auth.can_be_locked());
                 return Err(error);
             }
             _ => return Err(answer::refused(&answer, &of)),

@@ -77,9 +77,10 @@ impl Client {
         let mut failure = None;
         for (turn, (index, server)) in candidates.into_iter().enumerate() {
             let left = deadline.saturating_duration_since(Instant::now());
-            let limits = match turn == last {
-                true => Limits { connect: left, request: left },
-                false => self.limits,
+            let limits = match u32::try_from(last - turn).unwrap_or(u32::MAX) {
+                0 => Limits { connect: left, request: left },
+                // Those that come after it must have their turn within the caller's time.
+                others => self.limits.within(left / others.saturating_add(1)),
             };
             match self.ask_one(&server, request, limits).await {
                 Ok(answer) => {
@@ -90,9 +91,8 @@ impl Client {
                     return Ok(answer);
                 }
                 Err(error) => {
-                    if index.is_none() {
-                        *self.active() = None;
-                    }
+                    // Whoever a standby sent us to is as lost as the standby.
+                    *self.active() = None;
                     if turn != last {
                         tracing::debug!(server = %server.address(), error = %error.report(),
                             "asking the next server");
@@ -194,6 +194,12 @@ impl Client {
             Some(server) if *server.address() == address => Ok(server),
             _ => Ok(Arc::new(self.trust.server(address)?)),
         }
+    }
+}
+
+impl Limits {
+    fn within(self, share: Duration) -> Self {
+        Self { connect: self.connect.min(share), request: self.request.min(share) }
     }
 }
 

@@ -164,3 +164,26 @@ async fn an_answer_without_end_is_refused() {
     let error = refusal(connect(&secret.config(&[server.url()])).await);
     assert!(error.report().contains("too long"), "{}", error.report());
 }
+
+#[tokio::test]
+async fn two_servers_that_hang_leave_time_for_the_third() {
+    let hangs = Arc::new(AtomicBool::new(false));
+    let server = async |may_hang: bool| {
+        let flag = hangs.clone();
+        Simulated::start(move |seen| {
+            let reply = sound(seen, "t", &[MADE]);
+            if may_hang && flag.load(Ordering::Relaxed) { reply.hanging() } else { reply }
+        })
+        .await
+    };
+    let (first, second, third) = (server(true).await, server(true).await, server(false).await);
+    let secret = Secret::new();
+    let vault = connect(&secret.config(&[first.url(), second.url(), third.url()])).await.unwrap();
+    let key_id = vault.key_id().await.unwrap();
+    hangs.store(true, Ordering::Relaxed);
+    // Less than the default of requestTimeout for each of the two.
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(3);
+    let call = sidekey_core::Call { uid: "test", deadline };
+    vault.encrypt(&key_id, b"plain", &call).await.unwrap();
+    assert_eq!(third.seen("/encrypt/").len(), 1);
+}

@@ -89,6 +89,7 @@ fn level(flags: &Flags) -> Option<&str> {
         "4" => "warn",
         "5" => "debug",
         "6" => "trace",
+        other if other.parse::<u32>().is_ok() => "debug",
         other => other,
     })
 }

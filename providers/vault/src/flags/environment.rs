@@ -29,6 +29,10 @@ impl Flags {
     ) -> Option<Self> {
         let set = |name: &str| environment(name).filter(|value| !value.is_empty());
         let mut flags = self.clone();
+        // Templates write flags that they have no value for, and Go takes those for not given.
+        for (_, slot) in flags.slots() {
+            slot.take_if(|value| value.is_empty());
+        }
         let by_flag = flags.slots().iter().any(|(_, slot)| slot.is_some());
         if !by_flag && file {
             return None;

@@ -188,9 +188,21 @@ fn what_would_be_less_safe_or_leaves_nothing_is_refused() {
 
 #[test]
 fn levels_of_the_log_are_understood() {
-    for (written, level) in [("debug", "debug"), ("panic", "error"), ("4", "warn"), ("6", "trace")]
-    {
+    let levels =
+        [("debug", "debug"), ("panic", "error"), ("1", "debug"), ("4", "warn"), ("6", "trace")];
+    for (written, level) in levels {
         let flags = flags(&format!("-zap-log-level={written}"), &[]).unwrap();
         assert_eq!(process(&flags)["log"]["level"], level);
     }
+}
+
+#[test]
+fn flags_without_a_value_are_as_good_as_none() {
+    let bare = "-listen-address=unix:///k.sock -vault-address=http://v -vault-key-path=t/keys/k -approle-role-id=r -approle-secret-id-path=/s";
+    let line = format!(
+        "{bare} -tls-ca-file= -tls-sni= -vault-namespace= -vault-auth-namespace= -transit-key= -health-port= -metrics-port= -zap-log-level="
+    );
+    assert_eq!(key(&line, &[]), key(bare, &[]));
+    assert_eq!(process(&flags(&line, &[]).unwrap()), process(&flags(bare, &[]).unwrap()));
+    assert!(flags("-vault-address=", &[]).is_none(), "nothing describes a key");
 }

@@ -75,11 +75,19 @@ pub struct Vault {
     lineage: Mutex<Arc<Lineage>>,
     /// Wrapped by this very key: who cannot unwrap it is another one.
     witness: Mutex<Witness>,
-    /// When the last look at the key began; held by who looks.
-    looked: tokio::sync::Mutex<Instant>,
+    /// Looks at the key; held by who looks.
+    looks: tokio::sync::Mutex<Looks>,
     legacy: bool,
     /// What the key was called before.
     former: Vec<Kek>,
+}
+
+/// When the key was looked at.
+struct Looks {
+    /// When the last look began, whatever came of it.
+    last: Instant,
+    /// When the last one began that Vault answered: one that was broken off tells nothing.
+    answered: Instant,
 }
 
 /// A ciphertext that proves the key.
@@ -111,7 +119,8 @@ impl Provider for Vault {
         let previous = previous.filter(|previous| *previous.transit.kek() == kek);
         let session = Session::shared(config, files)?;
         let transit = Transit::new(&kek)?;
-        let deadline = Instant::now() + PATIENCE;
+        let began = Instant::now();
+        let deadline = began + PATIENCE;
         let answer = session.ask(transit.look(), deadline).await?;
         let lineage = transit.seen(&answer)?;
         let witness = match previous {
@@ -127,16 +136,15 @@ impl Provider for Vault {
             transit,
             lineage: Mutex::new(Arc::new(lineage)),
             witness: Mutex::new(witness),
-            looked: tokio::sync::Mutex::new(Instant::now()),
+            looks: tokio::sync::Mutex::new(Looks { last: began, answered: began }),
             legacy: settings.and_then(|settings| settings.legacy_data).unwrap_or(true),
             former: config.former_keks(),
         })
     }
 
     async fn key_id(&self) -> Result<KeyId, Error> {
-        let mut looked = self.looked.lock().await;
-        *looked = Instant::now();
-        self.look(Instant::now() + PATIENCE).await?;
+        let mut looks = self.looks.lock().await;
+        self.look_now(&mut looks, Instant::now() + PATIENCE).await?;
         self.lineage().key_id()
     }
 
@@ -229,13 +237,20 @@ impl Vault {
         if self.lineage().knows(version) {
             return Ok(self.lineage());
         }
-        let mut looked = self.looked.lock().await;
-        if !self.lineage().knows(version) && *looked <= asked {
-            tokio::time::sleep_until(*looked + LOOK_PAUSE).await;
-            *looked = Instant::now();
-            self.look(deadline).await?;
+        let mut looks = self.looks.lock().await;
+        if !self.lineage().knows(version) && looks.answered <= asked {
+            tokio::time::sleep_until(looks.last + LOOK_PAUSE).await;
+            self.look_now(&mut looks, deadline).await?;
         }
         Ok(self.lineage())
+    }
+
+    async fn look_now(&self, looks: &mut Looks, deadline: Instant) -> Result<(), Error> {
+        let began = Instant::now();
+        looks.last = began;
+        self.look(deadline).await?;
+        looks.answered = began;
+        Ok(())
     }
 
     fn check_lineage(&self, new: &Lineage) -> Result<(), Error> {
@@ -292,9 +307,9 @@ impl Vault {
         }
         let lineage = self.lineage_with(version, deadline).await?;
         self.usable(&lineage, version)?;
-        match lineage.is_legacy(number, version) {
+        match lineage.is_legacy(number) {
             true => Ok(false),
-            false => Err(unknown("does not name the version that the ciphertext names")),
+            false => Err(unknown("is no version of this key")),
         }
     }
 

@@ -144,11 +144,13 @@ impl Lineage {
         names.any(|kek| kek.name(version, *made) == key_id.as_str())
     }
 
-    /// Whether the number that vault-kubernetes-kms wrote beside a ciphertext of `version` is the
-    /// right one.
-    pub(crate) fn is_legacy(&self, number: u64, version: u32) -> bool {
-        let made = self.made.get(&version).and_then(|made| u64::try_from(*made).ok());
-        number == u64::from(version) || made == Some(number)
+    /// Whether vault-kubernetes-kms may have written this number with this key. It asks for the
+    /// newest version after it has encrypted, perhaps another server, and never looks at the number
+    /// again: while the key is rotated the two need not agree, and the data must be read all the
+    /// same. The ciphertext names the version that counts.
+    pub(crate) fn is_legacy(&self, number: u64) -> bool {
+        let made = |made: &i64| u64::try_from(*made) == Ok(number);
+        (1..=u64::from(self.latest)).contains(&number) || self.made.values().any(made)
     }
 
     /// Whether this is the same key as `old`, perhaps rotated: a version is made only once.
@@ -286,12 +288,15 @@ mod tests {
     }
 
     #[test]
-    fn a_legacy_number_must_fit_the_version_of_its_ciphertext() {
+    fn a_legacy_number_must_be_one_that_this_key_has_had() {
         let lineage =
-            lineage(&kek("", "transit", "kms"), &[(1, 1_700_000_000), (2, 1_800_000_000)], 1);
-        assert!(lineage.is_legacy(1, 1) && lineage.is_legacy(1_700_000_000, 1));
-        assert!(lineage.is_legacy(2, 2) && lineage.is_legacy(1_800_000_000, 2));
-        assert!(!lineage.is_legacy(2, 1) && !lineage.is_legacy(1_800_000_000, 1));
+            lineage(&kek("", "transit", "kms"), &[(2, 1_700_000_000), (3, 1_800_000_000)], 2);
+        for number in [1, 2, 3, 1_700_000_000, 1_800_000_000] {
+            assert!(lineage.is_legacy(number), "{number}");
+        }
+        for number in [0, 4, 1_700_000_001, u64::MAX] {
+            assert!(!lineage.is_legacy(number), "{number}");
+        }
     }
 
     #[test]

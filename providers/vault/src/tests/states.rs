@@ -1,5 +1,6 @@
 //! What becomes of the key while it is in use.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use base64::Engine;
@@ -86,6 +87,33 @@ async fn a_version_that_another_replica_saw_first_is_found() {
     let second = early.key_id().await.unwrap();
     let sealed = early.encrypt(&second, b"new", &call()).await.unwrap();
     assert_eq!(late.decrypt(&sealed, &call()).await.unwrap().expose(), b"new");
+}
+
+#[tokio::test]
+async fn a_look_that_failed_does_not_answer_for_others() {
+    let (made, failures) = (Arc::new(Mutex::new(vec![MADE])), Arc::new(AtomicUsize::new(0)));
+    let (list, left) = (made.clone(), failures.clone());
+    let server = Simulated::start(move |seen| {
+        let less = |count: usize| count.checked_sub(1);
+        let fails = seen.is("/keys/")
+            && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
+        match fails {
+            true => Reply::error(503, "Vault is sealed"),
+            false => sound(seen, "t", &list.lock().unwrap()),
+        }
+    })
+    .await;
+    let secret = Secret::new();
+    let early = connect(&secret.config(&[server.url()])).await.unwrap();
+    *made.lock().unwrap() = vec![MADE, MADE + 9];
+    let late = connect(&secret.config(&[server.url()])).await.unwrap();
+    let key_id = late.key_id().await.unwrap();
+    let sealed = late.encrypt(&key_id, b"new", &call()).await.unwrap();
+    failures.store(1, Ordering::Relaxed);
+    let call = call();
+    let (one, other) = tokio::join!(early.decrypt(&sealed, &call), early.decrypt(&sealed, &call));
+    assert_eq!(one.unwrap_err().kind(), Kind::Unavailable);
+    assert_eq!(other.unwrap().expose(), b"new", "it looks for itself");
 }
 
 #[tokio::test]

@@ -167,27 +167,74 @@ impl Flags {
         Ok(json!({"id": id, "type": "aws", "listen": socket, "kek": kek, "settings": settings}))
     }
 
-    /// The context of one key: all that is given for a single key, its own one for several.
+    /// The context of one key: its own one of those that are given, as the replaced plugin has it.
     fn context(&self, index: usize) -> Result<Map<String, Value>, Error> {
-        let texts = match self.key.len() {
-            1 => &self.encryption_context[..],
-            _ => self.encryption_context.get(index..=index).unwrap_or_default(),
-        };
-        let pairs = texts.iter().flat_map(|text| text.trim_matches(['[', ']']).split(','));
-        let pairs = pairs.filter(|pair| !pair.is_empty());
-        let read = |pair: &str| {
+        // Its older versions joined them, its newer ones take the first: what it has written
+        // would not open with the wrong one.
+        if self.key.len() == 1 && self.encryption_context.len() > 1 {
+            return Err(bad(
+                "--encryption-context is given more than once for one key: write all \
+                            names that count in one, as in a=b,c=d"
+                    .to_owned(),
+            ));
+        }
+        let Some(text) = self.encryption_context.get(index) else { return Ok(Map::new()) };
+        let pairs = fields(text.trim_matches(['[', ']'])).ok_or_else(|| {
+            bad(format!("--encryption-context: the quotes in {text:?} do not match"))
+        })?;
+        let read = |pair: &String| {
             let (name, value) = pair.split_once('=').ok_or_else(|| {
                 bad(format!("--encryption-context: {pair:?} is not of the form name=value"))
             })?;
             Ok((name.to_owned(), value.into()))
         };
-        pairs.map(read).collect()
+        pairs.iter().filter(|pair| !pair.is_empty()).map(read).collect()
     }
 
     fn retry_tokens(&self) -> Option<u32> {
         let old = self.qps_limit.filter(|qps| *qps > 0);
-        let old = old.map(|qps| (qps + self.burst_limit.unwrap_or(0)).saturating_mul(RETRY_COST));
+        let old = old.map(|qps| {
+            qps.saturating_add(self.burst_limit.unwrap_or(0)).saturating_mul(RETRY_COST)
+        });
         self.retry_token_capacity.filter(|tokens| *tokens > 0).or(old)
+    }
+}
+
+/// The fields of a line of CSV, which is how the replaced plugin reads it: `"a=b"`, with quotes
+/// that no shell has taken off, is `a=b`, and `"a=b,c"` is one field.
+fn fields(line: &str) -> Option<Vec<String>> {
+    let (mut fields, mut rest) = (Vec::new(), line);
+    loop {
+        let mut field = String::new();
+        if let Some(quoted) = rest.strip_prefix('"') {
+            rest = quoted;
+            loop {
+                let (part, after) = rest.split_once('"')?;
+                field.push_str(part);
+                match after.strip_prefix('"') {
+                    Some(more) => {
+                        field.push('"');
+                        rest = more;
+                    }
+                    None => {
+                        rest = after;
+                        break;
+                    }
+                }
+            }
+        } else {
+            let end = rest.find(',').unwrap_or(rest.len());
+            field.push_str(&rest[..end]);
+            rest = &rest[end..];
+            if field.contains('"') {
+                return None;
+            }
+        }
+        fields.push(field);
+        match rest.strip_prefix(',') {
+            Some(more) => rest = more,
+            None => return rest.is_empty().then_some(fields),
+        }
     }
 }
 

@@ -51,6 +51,15 @@ struct Idle {
     since: Instant,
 }
 
+/// Somebody who waits for an answer on a kept connection. If he gives up, the other kept ones are
+/// not trusted either: what swallows requests (a firewall that has forgotten them, an endpoint
+/// that was moved) swallows those of all, and every try would be spent on one of them.
+struct Waiting<'a> {
+    http: &'a Http,
+    origin: &'a Origin,
+    answered: bool,
+}
+
 /// The client with the times that one kind of call asks for.
 struct Timed {
     http: Http,
@@ -92,7 +101,8 @@ impl Http {
             if !connection.is_open().await {
                 continue;
             }
-            match connection.exchange(request.expose()).await {
+            let waiting = Waiting { http: self, origin, answered: false };
+            match waiting.for_answer(connection.exchange(request.expose())).await {
                 Ok((reply, again)) => return Ok(self.done(origin, reply, again)),
                 // The other side closed it while it was idle: nothing was done with the request.
                 Err(Broken::Before(_)) => break,
@@ -134,6 +144,23 @@ impl Http {
             keep && left.checked_sub(1).inspect(|less| left = *less).is_some()
         });
         idle.push(Idle { origin, connection, since: now });
+    }
+}
+
+impl Waiting<'_> {
+    async fn for_answer<T>(mut self, work: impl Future<Output = T>) -> T {
+        let answer = work.await;
+        self.answered = true;
+        answer
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            let mut idle = self.http.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            idle.retain(|idle| idle.origin != *self.origin);
+        }
     }
 }
 

@@ -49,6 +49,13 @@ impl Kek {
         before: Option<&Self>,
         same_configuration: bool,
     ) -> Result<Self, Error> {
+        if let Some(before) = before.filter(|_| same_configuration) {
+            // Nothing but files has changed. New credentials must not have to wait for an alias
+            // that somebody has pointed at a key which does not work.
+            let known = Self { fresh: false, ..before.clone() };
+            let known = known.refreshed(client, name, context).await?;
+            return Ok(Self { fresh: true, ..known });
+        }
         let described = match client.describe(&name.to_string(), own_deadline()).await {
             Ok(metadata) => Some(Described::new(name, metadata)?),
             Err(failure) if failure.lacks_permission => None,
@@ -65,7 +72,6 @@ impl Kek {
         let why = if described.is_some() { UNTOLD } else { DENIED };
         let told = described.and_then(|described| described.material);
         let material = match (before.map(|before| &before.material), told) {
-            (Some(Material::Unknown(why)), _) if same_configuration => Material::Unknown(why),
             (_, Some(material)) => Material::Known(material),
             // What was known of this key is still better than nothing: Decrypt tells the rest.
             (Some(known @ Material::Known(_)), None)
@@ -98,13 +104,16 @@ impl Kek {
         if self.fresh || (matches!(self.material, Material::Unknown(_)) && !name.is_alias()) {
             return Ok(Self { fresh: false, ..self.clone() });
         }
-        let described = match client.describe(&name.to_string(), own_deadline()).await {
-            Ok(metadata) => Described::new(name, metadata)?,
+        let metadata = match client.describe(&name.to_string(), own_deadline()).await {
+            Ok(metadata) => metadata,
             Err(failure) => return self.undescribed(failure),
         };
-        if !described.arn.is_same_key(&self.arn) {
-            return self.moved(client, name, context, described).await;
+        let arn = metadata.arn.as_deref().and_then(KeyArn::parse);
+        let described = Described::new(name, metadata);
+        if let Some(arn) = arn.filter(|arn| !arn.is_same_key(&self.arn)) {
+            return self.moved(client, name, context, arn, described).await;
         }
+        let described = described?;
         let material = match (&self.material, described.material) {
             (Material::Known(_), Some(material)) => Material::Known(material),
             (known, _) => known.clone(),
@@ -162,21 +171,21 @@ impl Kek {
         client: &Client,
         name: &KeyName,
         context: &BTreeMap<String, String>,
-        new: Described,
+        arn: KeyArn,
+        described: Result<Described, Error>,
     ) -> Result<Self, Error> {
         if !name.is_alias() {
-            let what = format!("kms:DescribeKey on {name} was answered for {}", new.arn);
+            let what = format!("kms:DescribeKey on {name} was answered for {arn}");
             return Err(Error::new(Kind::KeyState, what));
         }
-        if let Err(error) = round_trip(client, &new.arn, context).await {
-            let error = error.report();
-            let remark = format!("{name} now points at {}, which cannot be used: {error}", new.arn);
-            if self.remark.as_deref() != Some(remark.as_str()) {
-                tracing::error!(%name, old = %self.arn, new = %new.arn, error, hint = "point the alias at a key that this role may use",
-                    "the alias points at a key that cannot be used, the old one stays in use");
-            }
-            return Ok(Self { remark: Some(remark), ..self.clone() });
-        }
+        let tried = match described {
+            Ok(new) => round_trip(client, &new.arn, context).await.map(|()| new),
+            Err(error) => Err(error),
+        };
+        let new = match tried {
+            Ok(new) => new,
+            Err(error) => return Ok(self.stays(name, &arn, &error)),
+        };
         tracing::warn!(%name, old = %self.arn, new = %new.arn, hint = "keep the old key until nothing in etcd needs it",
             "the alias points at another key, which is used from now on");
         let material = match (&self.material, new.material) {
@@ -185,6 +194,17 @@ impl Kek {
             (unknown, _) => unknown.clone(),
         };
         Ok(Self::new(new.arn, material))
+    }
+
+    /// What the alias points at now cannot be used.
+    fn stays(&self, name: &KeyName, new: &KeyArn, error: &Error) -> Self {
+        let error = error.report();
+        let remark = format!("{name} now points at {new}, which cannot be used: {error}");
+        if self.remark.as_deref() != Some(remark.as_str()) {
+            tracing::error!(%name, old = %self.arn, %new, error, hint = "point the alias at a key that this role may use",
+                "the alias points at a key that cannot be used, the old one stays in use");
+        }
+        Self { remark: Some(remark), ..self.clone() }
     }
 }
 

@@ -153,6 +153,24 @@ async fn an_alias_that_is_moved_to_a_key_we_may_not_use_changes_nothing() {
 }
 
 #[tokio::test]
+async fn an_alias_that_is_moved_to_a_disabled_key_changes_nothing_and_files_are_taken_over() {
+    let fake = Fake::start().await;
+    let config = fake.config("alias/etcd");
+    let key = fake.connect(&config, None).await.unwrap();
+    fake.state().states.insert(B.into(), "Disabled");
+    fake.state().aliases.insert("alias/etcd".into(), B.into());
+    assert_eq!(wrap(&key, b"seed").await.key_id, version(A, 1));
+    let renewed = fake.connect(&config, Some(&key)).await.unwrap();
+    for key in [&key, &renewed] {
+        assert_eq!(wrap(key, b"seed").await.key_id, version(A, 1));
+        let note = key.note().unwrap();
+        assert!(note.contains(B) && note.contains("disabled"), "{note}");
+    }
+    fake.state().states.clear();
+    assert_eq!(wrap(&renewed, b"seed").await.key_id, version(B, 2), "as soon as it works");
+}
+
+#[tokio::test]
 async fn a_disabled_or_dying_key_says_so() {
     let fake = Fake::start().await;
     let key = fake.key(A).await;

@@ -48,16 +48,28 @@ fn lists_of_keys_and_sockets_belong_together_in_their_order() {
 }
 
 #[test]
-fn contexts_are_one_for_each_key_or_all_for_one() {
+fn contexts_are_one_for_each_key_and_never_guessed() {
     let context = |arguments: &[&str], index: usize| {
         document(arguments).unwrap()["keys"][index]["kek"]["encryptionContext"].clone()
     };
-    let one = ["--key=a", "--encryption-context=a=b,c=d", "--encryption-context=e=f=g"];
+    let one = ["--key=a", "--encryption-context=a=b,c=d,e=f=g"];
     assert_eq!(context(&one, 0), json!({"a": "b", "c": "d", "e": "f=g"}));
     let two = ["--key=a,b", "--listen=/a,/b", "--encryption-context=a=b"];
     assert_eq!(context(&two, 0), json!({"a": "b"}));
     assert_eq!(context(&two, 1), Value::Null);
-    assert_eq!(document(&["--key=a", "--encryption-context=a"]), Err(Kind::Invalid));
+    // Quotes that stand in a pod's arguments reach us; the replaced plugin takes them off too.
+    for quoted in
+        [r#"--encryption-context="a=b","c=d,e""#, r#"--encryption-context=["a=b","c=d,e"]"#]
+    {
+        assert_eq!(context(&["--key=a", quoted], 0), json!({"a": "b", "c": "d,e"}), "{quoted}");
+    }
+    for bad in ["a", "\"a=b", "a=\"b\"", "\"a=b\"c"] {
+        let flag = format!("--encryption-context={bad}");
+        assert_eq!(document(&["--key=a", &flag]), Err(Kind::Invalid), "{bad}");
+    }
+    // The versions of the replaced plugin differ in what this means.
+    let twice = ["--key=a", "--encryption-context=a=b", "--encryption-context=c=d"];
+    assert_eq!(document(&twice), Err(Kind::Invalid));
 }
 
 #[test]

@@ -22,16 +22,16 @@ async fn server(each: usize) -> Server {
     let (connections, requests): (Arc<AtomicUsize>, Arc<AtomicUsize>) = Default::default();
     let counted = (connections.clone(), requests.clone());
     tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
+        while let Ok((mut stream, _)) = listener.accept().await {
             counted.0.fetch_add(1, Ordering::SeqCst);
             let requests = counted.1.clone();
-            tokio::spawn(async move { serve(stream, each, &requests).await });
+            tokio::spawn(async move { serve(&mut stream, each, &requests).await });
         }
     });
     Server { url, connections, requests }
 }
 
-async fn serve(mut stream: TcpStream, each: usize, requests: &AtomicUsize) {
+async fn serve(stream: &mut TcpStream, each: usize, requests: &AtomicUsize) {
     for _ in 0..each {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -89,6 +89,35 @@ async fn calls_at_the_same_time_wait_for_nobody_and_leave_a_bounded_number_behin
         assert!(call.await.unwrap());
     }
     assert!(http.0.idle.lock().unwrap().len() <= MAX_IDLE);
+}
+
+#[tokio::test]
+async fn kept_connections_that_swallow_requests_cost_one_try_and_not_one_each() {
+    // Each connection answers one request, and then takes the next ones without a word.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                serve(&mut stream, 1, &AtomicUsize::new(0)).await;
+                while stream.read_u8().await.is_ok() {}
+            });
+        }
+    });
+    let http = http();
+    let calls: Vec<_> = (0..8)
+        .map(|_| {
+            let (http, url) = (http.clone(), url.clone());
+            tokio::spawn(async move { get(&http, &url).await.is_ok() })
+        })
+        .collect();
+    for call in calls {
+        assert!(call.await.unwrap());
+    }
+    assert!(http.0.idle.lock().unwrap().len() > 1);
+    let first = timeout(Duration::from_millis(50), get(&http, &url)).await;
+    assert!(first.is_err(), "it is swallowed");
+    assert!(get(&http, &url).await.is_ok(), "the next try takes a fresh connection");
 }
 
 #[tokio::test]

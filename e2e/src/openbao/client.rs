@@ -114,9 +114,11 @@ impl Bao {
         TransitKey { bao: self.clone(), mount: mount.to_owned(), name: name.to_owned() }
     }
 
-    /// Answers 429 to whatever comes to this mount beyond `rate` a second.
+    /// Answers 429 to whatever comes to this mount beyond `rate` a second; a
+    /// client that has gone beyond it gets nothing else until the limit ends.
     pub async fn limit(&self, name: &str, mount: &str, rate: f64) -> Result<()> {
-        let quota = json!({"path": format!("{}{mount}/", self.namespace), "rate": rate});
+        let path = format!("{}{mount}/", self.namespace);
+        let quota = json!({"path": path, "rate": rate, "block_interval": "10m"});
         self.write(&format!("sys/quotas/rate-limit/{name}"), &quota).await.map(drop)
     }
 

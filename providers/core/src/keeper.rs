@@ -46,7 +46,8 @@ pub(crate) struct Keeper {
 /// Something to try on a standby client.
 struct Pending {
     spec: Option<KeySpec>,
-    files: Files,
+    /// None as long as they cannot be read: the settings wait for them.
+    files: Option<Files>,
 }
 
 /// A client that has passed every test.
@@ -94,6 +95,7 @@ impl Keeper {
                 }
                 Wake::Files(files) => match self.complete(files) {
                     Ok(files) => {
+                        let files = Some(files);
                         self.pending = Some(Pending { spec: self.take_pending_spec(), files });
                         due = Instant::now() + self.work().await;
                     }
@@ -181,8 +183,8 @@ impl Keeper {
     }
 
     async fn try_standby(&mut self) -> Result<(Proven, Option<KeySpec>, Files), Error> {
-        let files = match &self.pending {
-            Some(pending) => pending.files.clone(),
+        let files = match self.pending.as_ref().and_then(|pending| pending.files.clone()) {
+            Some(files) => files,
             None => self.read()?,
         };
         let spec = self.pending.as_ref().and_then(|pending| pending.spec.as_ref());
@@ -308,11 +310,11 @@ impl Keeper {
     /// not tried once more for that: callers choose how often they come.
     async fn reread(&mut self) -> Result<(), ()> {
         let Ok(files) = self.read() else { return Ok(()) };
-        let pending = self.pending.as_ref().map(|pending| &pending.files);
+        let pending = self.pending.as_ref().and_then(|pending| pending.files.as_ref());
         if self.loaded.iter().chain(pending).any(|known| known.digest() == files.digest()) {
             return Ok(());
         }
-        self.pending = Some(Pending { spec: self.take_pending_spec(), files });
+        self.pending = Some(Pending { spec: self.take_pending_spec(), files: Some(files) });
         self.take_over().await
     }
 
@@ -325,11 +327,11 @@ impl Keeper {
             self.pending = None;
             return;
         }
+        // Files that are not there yet are tried again with the settings: kubelet brings them at
+        // different moments.
         let read = self.subscription.read();
-        match self.complete_for(&order.spec.connector.clone(), read) {
-            Ok(files) => self.pending = Some(Pending { spec: Some(order.spec), files }),
-            Err(error) => self.unreadable(&error),
-        }
+        let files = self.complete_for(&order.spec.connector.clone(), read).ok();
+        self.pending = Some(Pending { spec: Some(order.spec), files });
     }
 
     /// Reads the files, and those that they name.

@@ -277,6 +277,25 @@ async fn new_credentials_take_over_and_bad_ones_never_do() {
 }
 
 #[tokio::test]
+async fn settings_that_name_a_file_which_is_not_there_yet_wait_for_it() {
+    let kms = Kms::new("late-file");
+    let mut process = Process::new();
+    process.apply(json!([process.key(1, "late-file")])).await.unwrap();
+    process.until_healthy(1).await;
+    let token = process.path("token");
+    let mut key = process.key(1, "late-file");
+    key["credentials"] = json!({"token": token});
+    process.apply(json!([key])).await.unwrap();
+    let refused =
+        |process: &Process| process.supervisor.shared.status()["keys"][0]["refused"].to_string();
+    wait(|| refused(&process).contains("token")).await;
+    assert!(process.encrypt(1).await.is_ok(), "the last good ones stay in use");
+    let before = kms.ask(|state| state.connects);
+    replace(&token, "good-1");
+    wait(|| refused(&process) == "null" && kms.ask(|state| state.connects) > before).await;
+}
+
+#[tokio::test]
 async fn a_key_that_was_made_anew_at_the_kms_is_never_announced() {
     let kms = Kms::new("anew");
     let mut process = Process::new();

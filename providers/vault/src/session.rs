@@ -6,7 +6,8 @@
 //!
 //! The token is renewed at two thirds of its life by one task that sleeps in between. Where it
 //! cannot be renewed, or not for long any more, and where Vault no longer knows it, the session
-//! logs in again; callers who need a new token at the same time share one login.
+//! logs in again; callers who need a new token at the same time share one login, which goes on when
+//! they have no more time: a wrapping that was opened for nobody would be lost.
 
 mod renewal;
 
@@ -19,6 +20,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode};
 use serde::Deserialize;
 use sidekey_core::{Error, Files, Kind, Secret, sha256};
+use tokio::sync::OwnedMutexGuard;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
@@ -53,7 +55,7 @@ pub(crate) struct Session {
     certified: Option<SystemTime>,
     token: Mutex<Option<Arc<Token>>>,
     /// Held by who logs in.
-    login: tokio::sync::Mutex<()>,
+    login: Arc<tokio::sync::Mutex<()>>,
     renewal: Mutex<Option<AbortHandle>>,
     /// Whether tokens may not look at themselves.
     blind: AtomicBool,
@@ -126,7 +128,7 @@ impl Session {
             namespace: namespace(&config.auth_namespace())?,
             certified: pair.and_then(|pair| tls::expiry(&pair, files)),
             token: Mutex::default(),
-            login: tokio::sync::Mutex::default(),
+            login: Arc::default(),
             renewal: Mutex::default(),
             blind: AtomicBool::new(false),
         })
@@ -169,10 +171,10 @@ impl Session {
         if let Some(token) = self.current() {
             return Ok(token);
         }
-        let _one = self.lock(deadline).await?;
+        let one = self.lock(deadline).await?;
         match self.current() {
             Some(token) => Ok(token),
-            None => self.log_in(deadline).await,
+            None => self.log_in(one, deadline).await,
         }
     }
 
@@ -183,7 +185,7 @@ impl Session {
         refused: &Arc<Token>,
         deadline: Instant,
     ) -> Result<Option<Arc<Token>>, Error> {
-        let _one = self.lock(deadline).await?;
+        let one = self.lock(deadline).await?;
         match self.current() {
             Some(token) if !Arc::ptr_eq(&token, refused) => return Ok(Some(token)),
             _ => {}
@@ -197,7 +199,7 @@ impl Session {
             return Ok(None);
         }
         tracing::info!(method = self.auth.name(), "Vault refuses the token: logging in again");
-        let token = self.log_in(deadline).await?;
+        let token = self.log_in(one, deadline).await?;
         self.revoke(refused);
         // A policy that does not let a token look at itself would have every one look unknown.
         let known = self.is_known(&token, deadline).await.unwrap_or(true);
@@ -217,14 +219,32 @@ impl Session {
         held(&self.token).clone().filter(|token| !token.is_over())
     }
 
-    async fn lock(&self, deadline: Instant) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
-        timeout_at(deadline, self.login.lock())
+    async fn lock(&self, deadline: Instant) -> Result<OwnedMutexGuard<()>, Error> {
+        timeout_at(deadline, self.login.clone().lock_owned())
             .await
             .map_err(|_| Error::new(Kind::Timeout, "another call is still logging in to Vault"))
     }
 
+    /// Logs in, for the caller and for those who come after it if it goes away.
+    async fn log_in(
+        self: &Arc<Self>,
+        one: OwnedMutexGuard<()>,
+        deadline: Instant,
+    ) -> Result<Arc<Token>, Error> {
+        let (session, end) = (self.clone(), deadline.max(Instant::now() + BACKGROUND));
+        let work = tokio::spawn(async move {
+            let _one = one;
+            session.log_in_now(end).await
+        });
+        match timeout_at(deadline, work).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(Error::new(Kind::Bug, "the login to Vault was broken off")),
+            Err(_) => Err(Error::new(Kind::Timeout, "the login to Vault takes too long")),
+        }
+    }
+
     /// Must be called with the lock held.
-    async fn log_in(self: &Arc<Self>, deadline: Instant) -> Result<Arc<Token>, Error> {
+    async fn log_in_now(self: &Arc<Self>, deadline: Instant) -> Result<Arc<Token>, Error> {
         let token = match &self.auth {
             Auth::Token(token) => self.look_up(token, deadline).await?,
             _ => self.login(deadline).await?,

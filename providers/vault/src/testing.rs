@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use sidekey_core::config::Problems;
@@ -41,6 +42,8 @@ pub(crate) struct Reply {
     closes: bool,
     /// Promises more than it sends, and waits.
     hangs: bool,
+    /// Comes only after this time.
+    after: Duration,
 }
 
 impl Simulated {
@@ -78,7 +81,8 @@ async fn serve(
     let mut stream = BufReader::new(stream);
     while let Some(seen) = read(&mut stream).await {
         log.lock().unwrap().push(seen.clone());
-        let Reply { status, headers, body, closes, hangs } = answer(&seen);
+        let Reply { status, headers, body, closes, hangs, after } = answer(&seen);
+        tokio::time::sleep(after).await;
         let length = body.len() + usize::from(hangs);
         let mut text = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n");
         for (name, value) in headers {
@@ -122,7 +126,8 @@ impl Seen {
 
 impl Reply {
     pub(crate) fn new(status: u16, body: &Value) -> Self {
-        Self { status, headers: Vec::new(), body: body.to_string(), closes: false, hangs: false }
+        let (headers, body, after) = (Vec::new(), body.to_string(), Duration::ZERO);
+        Self { status, headers, body, closes: false, hangs: false, after }
     }
 
     pub(crate) fn error(status: u16, text: &str) -> Self {
@@ -136,6 +141,11 @@ impl Reply {
 
     pub(crate) fn hanging(mut self) -> Self {
         self.hangs = true;
+        self
+    }
+
+    pub(crate) fn after(mut self, after: Duration) -> Self {
+        self.after = after;
         self
     }
 
@@ -229,5 +239,5 @@ pub(crate) async fn connect(config: &Config) -> Result<Vault, Error> {
 
 /// A call with time enough.
 pub(crate) fn call() -> Call<'static> {
-    Call { uid: "test", deadline: Instant::now() + std::time::Duration::from_secs(20) }
+    Call { uid: "test", deadline: Instant::now() + Duration::from_secs(20) }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
-use sidekey_core::{Kind, Provider};
+use sidekey_core::{Call, Kind, Provider};
 use tokio::time::Instant;
 
 use super::{Secret, refusal};
@@ -59,6 +59,35 @@ async fn a_token_that_vault_forgot_is_replaced_once_for_all_who_wait() {
         done.unwrap().unwrap();
     }
     assert_eq!(server.seen("/login").len(), 2, "eight callers share one login");
+}
+
+#[tokio::test]
+async fn a_login_that_is_slower_than_its_caller_is_not_in_vain() {
+    let (known, granted) = (Arc::new(AtomicUsize::new(1)), AtomicUsize::new(0));
+    let good = known.clone();
+    let server = Simulated::start(move |seen| {
+        if seen.is("/login") {
+            let number = granted.fetch_add(1, Ordering::Relaxed) + 1;
+            let slow = Duration::from_millis(if number > 1 { 1000 } else { 0 });
+            return sound(seen, &format!("t{number}"), &[MADE]).after(slow);
+        }
+        let token = format!("t{}", known.load(Ordering::Relaxed));
+        match seen.header("x-vault-token") == Some(&token) {
+            true => sound(seen, "", &[MADE]),
+            false => Reply::error(403, "permission denied"),
+        }
+    })
+    .await;
+    let secret = Secret::new();
+    let vault = connect(&secret.config(&[server.url()])).await.unwrap();
+    let key_id = vault.key_id().await.unwrap();
+    good.store(2, Ordering::Relaxed);
+    // As the runtime does it: whoever has no more time is gone.
+    let hasty = Call { uid: "test", deadline: Instant::now() + Duration::from_millis(500) };
+    let lost = tokio::time::timeout_at(hasty.deadline, vault.encrypt(&key_id, b"plain", &hasty));
+    assert!(!matches!(lost.await, Ok(Ok(_))), "it had no time for it");
+    vault.encrypt(&key_id, b"plain", &call()).await.unwrap();
+    assert_eq!(server.seen("/login").len(), 2, "the login goes on without its caller");
 }
 
 #[tokio::test]

@@ -44,6 +44,11 @@ impl KeyArn {
         &self.id
     }
 
+    /// Where it lies.
+    pub(crate) fn region(&self) -> &str {
+        &self.region
+    }
+
     /// Whether the key may have replicas in other regions.
     pub(crate) fn is_multi_region(&self) -> bool {
         self.id.starts_with(MULTI_REGION)

@@ -1,15 +1,18 @@
 //! What is said in the three calls that are made, and what is answered.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use sidekey_core::Secret;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 /// More than the names of fields take.
 const ROOM: usize = 192;
+/// Quotes, colon and comma of an entry.
+const MARKS: usize = 6;
 
 /// What DescribeKey tells.
 #[derive(Debug, Default, Deserialize)]
@@ -56,10 +59,29 @@ struct Answer<'a> {
     key_metadata: Option<Metadata>,
     key_id: Option<String>,
     #[serde(borrow)]
-    ciphertext_blob: Option<&'a str>,
+    ciphertext_blob: Option<Text<'a>>,
     #[serde(borrow)]
-    plaintext: Option<&'a str>,
+    plaintext: Option<Text<'a>>,
     key_material_id: Option<String>,
+}
+
+/// A text where it stands or, if something in it is escaped (some write `\/` for `/`), a copy of
+/// it, which is wiped.
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl Text<'_> {
+    fn decoded(&self) -> Option<Vec<u8>> {
+        STANDARD.decode(self.0.as_bytes()).ok()
+    }
+}
+
+impl Drop for Text<'_> {
+    fn drop(&mut self) {
+        if let Cow::Owned(text) = &mut self.0 {
+            text.zeroize();
+        }
+    }
 }
 
 /// The body of DescribeKey.
@@ -110,20 +132,21 @@ pub(crate) fn described(body: &[u8]) -> Option<Metadata> {
 /// Reads the answer to Encrypt.
 pub(crate) fn encrypted(body: &[u8]) -> Option<Encrypted> {
     let answer = read(body)?;
-    let blob = STANDARD.decode(answer.ciphertext_blob?).ok().filter(|blob| !blob.is_empty())?;
+    let blob = answer.ciphertext_blob?.decoded().filter(|blob| !blob.is_empty())?;
     Some(Encrypted { key: answer.key_id, blob })
 }
 
 /// Reads the answer to Decrypt.
 pub(crate) fn decrypted(body: &[u8]) -> Option<Decrypted> {
     let answer = read(body)?;
-    let plaintext = Secret::new(STANDARD.decode(answer.plaintext?).ok()?);
+    let plaintext = Secret::new(answer.plaintext?.decoded()?);
     Some(Decrypted { key: answer.key_id, plaintext, material: answer.key_material_id })
 }
 
 /// Room for all of it from the start: a buffer that grows leaves copies behind.
 fn write(request: &Request<'_>) -> Option<Secret> {
-    let context: usize = request.encryption_context.iter().map(|(k, v)| k.len() + v.len()).sum();
+    let context = request.encryption_context.iter();
+    let context: usize = context.map(|(name, value)| name.len() + value.len() + MARKS).sum();
     let text = request.plaintext.map_or(0, str::len) + request.ciphertext_blob.map_or(0, str::len);
     let key = request.key_id.map_or(0, str::len);
     let mut body = Vec::with_capacity(ROOM + key + text + context * 2);
@@ -160,5 +183,8 @@ mod tests {
         let answer = decrypted(body).unwrap();
         assert_eq!(answer.plaintext.expose(), b"seed");
         assert_eq!(answer.material.as_deref(), Some("m"));
+        let escaped = br#"{"Plaintext":"\/\u002f8=","CiphertextBlob":"\/\/8="}"#;
+        assert_eq!(decrypted(escaped).unwrap().plaintext.expose(), [0xff, 0xff]);
+        assert_eq!(encrypted(escaped).unwrap().blob, [0xff, 0xff]);
     }
 }

@@ -337,3 +337,37 @@ fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
     CONNECTIONS.keep(trust, &http);
     Ok(http)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_endpoint_is_the_one_that_is_named_or_the_one_that_aws_has_there() {
+        let sdk = SdkConfig::builder().build();
+        let find = async |settings: serde_json::Value, region: &str| {
+            let settings: Settings = serde_json::from_value(settings).unwrap();
+            endpoint(&settings, &sdk, region).await.map_err(|error| error.kind())
+        };
+        let json = |text: &str| serde_json::from_str(text).unwrap();
+        let cases = [
+            ("{}", "eu-west-1", "https://kms.eu-west-1.amazonaws.com"),
+            ("{}", "cn-north-1", "https://kms.cn-north-1.amazonaws.com.cn"),
+            (r#"{"fips": true}"#, "us-gov-west-1", "https://kms-fips.us-gov-west-1.amazonaws.com"),
+            (r#"{"dualstack": true}"#, "us-east-1", "https://kms.us-east-1.api.aws"),
+            (
+                r#"{"fips": true, "dualstack": true}"#,
+                "us-east-1",
+                "https://kms-fips.us-east-1.api.aws",
+            ),
+            (r#"{"endpoint": "https://vpce-1.kms:8443"}"#, "us-east-1", "https://vpce-1.kms:8443"),
+        ];
+        for (settings, region, expected) in cases {
+            let found = find(json(settings), region).await;
+            assert_eq!(found.as_deref(), Ok(expected), "{settings} in {region}");
+        }
+        // A URL is no name that could be turned into another one.
+        let both = json(r#"{"endpoint": "https://vpce-1.kms", "fips": true}"#);
+        assert_eq!(find(both, "us-east-1").await, Err(Kind::Config));
+    }
+}

@@ -106,7 +106,7 @@ impl Kek {
         }
         let metadata = match client.describe(&name.to_string(), own_deadline()).await {
             Ok(metadata) => metadata,
-            Err(failure) => return self.undescribed(failure),
+            Err(failure) => return self.undescribed(name, failure),
         };
         let arn = metadata.arn.as_deref().and_then(KeyArn::parse);
         let described = Described::new(name, metadata);
@@ -152,9 +152,10 @@ impl Kek {
     }
 
     /// DescribeKey failed. The key may work all the same; if it does not, the probe will say so.
-    fn undescribed(&self, failure: Failure) -> Result<Self, Error> {
+    /// An alias that is gone says nothing of the key that it pointed at.
+    fn undescribed(&self, name: &KeyName, failure: Failure) -> Result<Self, Error> {
         let lasting = matches!(failure.error.kind(), Kind::KeyState | Kind::Config);
-        if lasting {
+        if lasting && !name.is_alias() {
             return Err(failure.error);
         }
         let remark = format!("what is known of the key is not fresh: {}", failure.error.report());

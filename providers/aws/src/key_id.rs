@@ -77,7 +77,11 @@ pub(crate) fn target(key_id: &KeyId, name: &KeyName, current: &KeyArn) -> Result
     match KeyName::parse(key_id.as_str()) {
         Some(KeyName::Id(id)) if id == current.id() => Ok(Target::Key(current.clone())),
         Some(alias @ (KeyName::Alias(_) | KeyName::AliasArn { .. })) => {
+            // The replica of a multi-region key has its alias in its own region.
             let scope = match &alias {
+                KeyName::AliasArn { scope, .. } if current.is_multi_region() => {
+                    scope.in_region(current.region()).is_neighbour(current)
+                }
                 KeyName::AliasArn { scope, .. } => scope.is_neighbour(current),
                 _ => true,
             };
@@ -167,6 +171,13 @@ mod tests {
         let there = format!("arn:aws:kms:eu-west-1:111122223333:key/mrk-1/{}", material());
         let name = KeyName::Arn(here.clone());
         let found = target(&KeyId::new(&there).unwrap(), &name, &here);
-        assert_eq!(found.ok(), Some(Target::Key(here)));
+        assert_eq!(found.ok(), Some(Target::Key(here.clone())));
+        // What the old plugin wrote there under an alias.
+        let of_account = |account: &str| {
+            let alias = format!("arn:aws:kms:eu-west-1:{account}:alias/etcd");
+            target(&KeyId::new(&alias).unwrap(), &name, &here).ok()
+        };
+        assert_eq!(of_account("111122223333"), Some(Target::Key(here.clone())));
+        assert_eq!(of_account("999922223333"), None);
     }
 }

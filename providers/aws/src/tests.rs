@@ -171,6 +171,22 @@ async fn an_alias_that_is_moved_to_a_disabled_key_changes_nothing_and_files_are_
 }
 
 #[tokio::test]
+async fn an_alias_that_is_deleted_does_not_cost_the_key_that_works() {
+    let fake = Fake::start().await;
+    let config = fake.config("alias/etcd");
+    let key = fake.connect(&config, None).await.unwrap();
+    fake.state().aliases.clear();
+    let renewed = fake.connect(&config, Some(&key)).await.unwrap();
+    for key in [&key, &renewed] {
+        assert_eq!(wrap(key, b"seed").await.key_id, version(A, 1));
+        let note = key.note().unwrap();
+        assert!(note.contains("NotFoundException"), "{note}");
+    }
+    let error = fake.connect(&config, None).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), Kind::KeyState, "nobody knows what it stood for");
+}
+
+#[tokio::test]
 async fn a_disabled_or_dying_key_says_so() {
     let fake = Fake::start().await;
     let key = fake.key(A).await;

@@ -170,4 +170,43 @@ mod tests {
         assert!(!proxy.serves("kms.local", 8443));
         assert!(!Proxy::parse("http://proxy", "*").unwrap().serves("anything", 443));
     }
+
+    /// What comes of a tunnel through a proxy that answers with `answer`, and what it was asked.
+    async fn tunnel(answer: &'static [u8]) -> (io::Result<TcpStream>, String) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                request.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(answer).await.unwrap();
+            String::from_utf8(request).unwrap()
+        });
+        let stream = TcpStream::connect(address).await.unwrap();
+        let proxy = Proxy::parse("http://user:pass@proxy:3128", "").unwrap();
+        let tunnel = proxy.tunnel(stream, "kms.us-east-1.amazonaws.com", 443).await;
+        (tunnel, serving.await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_begins_right_after_the_proxys_answer() {
+        let answer = b"HTTP/1.1 200 Connection established\r\nvia: x\r\n\r\nhello";
+        let (tunnel, asked) = tunnel(answer).await;
+        assert!(asked.starts_with("CONNECT kms.us-east-1.amazonaws.com:443 HTTP/1.1\r\n"));
+        assert!(asked.contains("\r\nProxy-Authorization: Basic dXNlcjpwYXNz\r\n"), "{asked}");
+        let mut first = [0; 5];
+        tunnel.unwrap().read_exact(&mut first).await.unwrap();
+        assert_eq!(&first, b"hello");
+    }
+
+    #[tokio::test]
+    async fn a_proxy_that_refuses_or_talks_nonsense_is_an_error_that_says_so() {
+        let (refused, _) = tunnel(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n").await;
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("407") && !error.contains("dXNlcjpwYXNz"), "{error}");
+        assert!(tunnel(b"").await.0.is_err());
+        assert!(tunnel(&[b'x'; 10_000]).await.0.is_err());
+    }
 }

@@ -10,6 +10,9 @@ use zeroize::Zeroizing;
 
 use crate::server::Request;
 
+/// So long after a login a replica may not have heard of it.
+const FRESH: Duration = Duration::from_secs(60);
+
 /// What a login gave.
 #[derive(Debug)]
 pub(crate) struct Token {
@@ -48,10 +51,12 @@ impl Token {
         }
     }
 
-    /// Puts it on a request.
+    /// Puts it on a request. The state of the cluster goes with it only while it is fresh: a
+    /// cluster that was restored from a snapshot may never come to that state again, and would
+    /// refuse everything (412) for as long as the token lives.
     pub(crate) fn sign(&self, request: &mut Request) {
         request.token = Some(self.header.clone());
-        request.index = self.index.clone();
+        request.index = self.index.clone().filter(|_| self.given.elapsed() < FRESH);
     }
 
     /// What is left of its life.
@@ -80,4 +85,26 @@ pub(crate) fn header(token: &str) -> Result<HeaderValue, Error> {
         .map_err(|_| Error::new(Kind::Config, "the token holds characters that no token has"))?;
     header.set_sensitive(true);
     Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_state_of_the_cluster_is_asked_for_while_the_token_is_fresh() {
+        let mut token = Token::new(HeaderValue::from_static("t"), 3600);
+        token.index = Some(HeaderValue::from_static("state"));
+        let signed = |token: &Token| {
+            let (method, path) = (http::Method::GET, String::new());
+            let (body, namespace) = (Bytes::new(), None);
+            let mut request = Request { method, path, body, namespace, token: None, index: None };
+            token.sign(&mut request);
+            assert!(request.token.is_some());
+            request.index
+        };
+        assert_eq!(signed(&token), token.index);
+        tokio::time::advance(FRESH).await;
+        assert_eq!(signed(&token), None);
+    }
 }

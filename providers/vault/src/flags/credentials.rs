@@ -90,7 +90,12 @@ impl Flags {
         put(way, "username", self.userpass_username.as_deref());
         put(way, "passwordFile", path(self.userpass_password_path.as_ref())?.as_deref());
         if self.userpass_password_path.is_none() {
-            given.password = secret(&self.userpass_password, way);
+            // Blanks may be a part of it.
+            let password = self.userpass_password.as_ref();
+            given.password = password.map(|text| Secret::new(text.clone().into_bytes()));
+            if given.password.is_some() {
+                way["given"] = true.into();
+            }
         }
         Ok("userpass")
     }

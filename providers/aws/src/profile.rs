@@ -82,7 +82,8 @@ impl<'a> Profiles<'a> {
             if let Some(title) = line.strip_prefix('[') {
                 section = title.split_once(']').and_then(|(title, _)| name(title, is_config));
             } else if let (Some(section), Some((key, value))) = (section, line.split_once('=')) {
-                let value = value.split_once(" #").map_or(value, |(value, _)| value);
+                let comment = [" #", " ;", "\t#", "\t;"].iter().filter_map(|mark| value.find(mark));
+                let value = comment.min().map_or(value, |end| &value[..end]);
                 self.0.entry(section).or_default().insert(key.trim(), value.trim());
             }
         }
@@ -123,7 +124,7 @@ mod tests {
     #[test]
     fn only_the_profile_in_use_and_its_sources_count() {
         let config = "[profile a]\nsource_profile = b\n[profile b]\n\
-            web_identity_token_file = /b # the minter's\n[profile c]\nweb_identity_token_file=/c\n\
+            web_identity_token_file = /b # the minter's\n[profile c]\nweb_identity_token_file=/c ; x\n\
             [services x]\nweb_identity_token_file=/x\n[loop]\n";
         assert_eq!(files(config, "", "a"), ["/b"]);
         assert_eq!(files(config, "", "c"), ["/c"]);

@@ -215,7 +215,9 @@ async fn forged_or_foreign_data_is_refused_by_kind() {
     let bare = with(&|sealed| sealed.ciphertext = sealed.ciphertext.slice(1..));
     assert_eq!(unwrap(&key, &bare).await, Err(Kind::Corrupt));
     let foreign = with(&|sealed| sealed.key_id = key_id(B));
+    let asked = fake.count("Decrypt");
     assert_eq!(unwrap(&key, &foreign).await, Err(Kind::KeyState));
+    assert_eq!(fake.count("Decrypt"), asked, "KMS is not asked for a key that is not ours");
     let other = wrap(&fake.key(B).await, b"seed").await;
     let relabelled = with(&|sealed| sealed.ciphertext = other.ciphertext.clone());
     assert_eq!(unwrap(&key, &relabelled).await, Err(Kind::KeyState));

@@ -324,14 +324,9 @@ fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
         return Ok(http);
     }
     let direct = environment.no_proxy().unwrap_or_default();
-    let proxy = trust.proxy.as_deref().map(|url| {
-        // Going past it in silence would be worse; its URL may hold a password.
-        Proxy::parse(url, &direct).ok_or_else(|| {
-            Error::new(Kind::Config, "HTTPS_PROXY names no proxy that can be used")
-                .with_hint("write http://[user:password@]host:port, or put the hosts in NO_PROXY")
-        })
-    });
-    let proxy = proxy.transpose()?;
+    let proxy = trust.proxy.as_deref();
+    let proxy =
+        proxy.map(|url| Proxy::parse(url, &direct).unwrap_or_else(|| Proxy::unusable(&direct)));
     let ways = Ways::new(tls::client(bundle)?, trust.connect_timeout, proxy);
     let http = Arc::new(Http::new(ways));
     CONNECTIONS.keep(trust, &http);

@@ -136,7 +136,8 @@ impl Identity {
         if let Some(error) = self.failed_since(failures) {
             return Err(error);
         }
-        let error = match timeout(ASK, self.0.source.provide_credentials()).await {
+        let asked = timeout(ASK, self.0.source.provide_credentials()).await;
+        let error = match asked.map(|answer| answer.and_then(sound)) {
             Ok(Ok(credentials)) => {
                 let held = Held::new(credentials, SystemTime::now());
                 let mut state = self.state();
@@ -195,6 +196,17 @@ impl Held {
     fn is_stale(&self, now: SystemTime) -> bool {
         self.stale.is_some_and(|stale| stale <= now)
     }
+}
+
+/// They are written into heads of requests, where a second line would be another header.
+fn sound(credentials: Credentials) -> Result<Credentials, CredentialsError> {
+    let texts = [Some(credentials.access_key_id()), credentials.session_token()];
+    let is_word = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());
+    if texts.into_iter().flatten().all(is_word) {
+        return Ok(credentials);
+    }
+    let what = "access key id or session token is empty, or more than one word";
+    Err(CredentialsError::invalid_configuration(what))
 }
 
 /// The same for another one who waited.

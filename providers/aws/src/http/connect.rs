@@ -95,6 +95,12 @@ impl Ways {
         let Some(proxy) = proxy.filter(|proxy| proxy.serves(&origin.host, origin.port)) else {
             return self.open(origin, limit).await;
         };
+        if proxy.host.is_empty() {
+            // Its URL may hold a password.
+            let text = "HTTPS_PROXY names no proxy that can be used: write http://host:port, or \
+                        put the host in NO_PROXY";
+            return Err(ConnectorError::user(text.into()));
+        }
         let first = Origin { tls: false, host: proxy.host.clone(), port: proxy.port };
         let stream = self.open(&first, limit).await?;
         match timeout(limit * 2, proxy.tunnel(stream, &origin.host, origin.port)).await {

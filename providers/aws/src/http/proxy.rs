@@ -18,6 +18,7 @@ const MAX_HEAD: usize = 8 * 1024;
 
 /// A proxy and the hosts that are reached without it.
 pub(crate) struct Proxy {
+    /// Empty for one that cannot be used.
     pub(crate) host: String,
     pub(crate) port: u16,
     authorization: Option<Secret>,
@@ -35,13 +36,14 @@ impl Proxy {
         let user = uri.authority()?.as_str().rsplit_once('@').map(|(user, _)| decoded(user));
         let authorization =
             user.map(|user| Secret::new(format!("Basic {}", STANDARD.encode(user)).into_bytes()));
-        let direct = direct.split(',').map(|entry| entry.trim().to_ascii_lowercase());
-        Some(Self {
-            host: uri.host()?.to_owned(),
-            port: uri.port_u16().unwrap_or(80),
-            authorization,
-            direct: direct.filter(|entry| !entry.is_empty()).collect(),
-        })
+        let (host, port) = (uri.host()?.to_owned(), uri.port_u16().unwrap_or(80));
+        Some(Self { host, port, authorization, direct: entries(direct) })
+    }
+
+    /// In the place of one that is of another kind or written wrongly: what must go through it
+    /// fails and says so, for going past it in silence would be worse; what need not, does not.
+    pub(crate) fn unusable(direct: &str) -> Self {
+        Self { host: String::new(), port: 0, authorization: None, direct: entries(direct) }
     }
 
     /// Whether `host` is reached through it.
@@ -86,6 +88,11 @@ impl Proxy {
             _ => Err(io::Error::other(format!("the proxy refused the tunnel: {line}"))),
         }
     }
+}
+
+fn entries(direct: &str) -> Vec<String> {
+    let entries = direct.split(',').map(|entry| entry.trim().to_ascii_lowercase());
+    entries.filter(|entry| !entry.is_empty()).collect()
 }
 
 /// One entry of `NO_PROXY`: a host and what is below it, an address, a range, or everything.

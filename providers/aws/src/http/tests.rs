@@ -148,3 +148,13 @@ fn a_bundle_without_certificates_is_refused() {
         assert_eq!(error.kind(), sidekey_core::Kind::Config, "{text:?}");
     }
 }
+
+#[tokio::test]
+async fn a_proxy_that_cannot_be_used_is_never_passed_by_in_silence() {
+    let proxy = proxy::Proxy::unusable("near.example");
+    assert!(!proxy.serves("near.example", 443), "what is near needs none");
+    let ways = Ways::new(tls::client(None).unwrap(), Duration::from_secs(5), Some(proxy));
+    let error = get(&Http::new(ways), "https://kms.example/").await.unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("HTTPS_PROXY"), "{cause}");
+}

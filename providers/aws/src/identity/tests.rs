@@ -95,6 +95,14 @@ async fn keys_that_aws_refuses_are_given_up_once_for_all_who_used_them() {
     assert_eq!(identity.access_key_id().as_deref(), Some("new"));
 }
 
+#[tokio::test]
+async fn keys_that_cannot_stand_in_a_request_are_refused() {
+    for id in ["", "AKIA\r\nhost: elsewhere", "two words", "AKIA\u{e4}"] {
+        let error = identity(vec![keys(id, None)]).ready().await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Config, "{id:?}");
+    }
+}
+
 /// Takes the question and says nothing, but for the last time.
 #[derive(Debug)]
 struct Hung(Mutex<u32>);

@@ -132,7 +132,7 @@ impl Etcd {
     }
 }
 
-fn entries(answer: &Value) -> Result<Vec<Entry>> {
+pub(crate) fn entries(answer: &Value) -> Result<Vec<Entry>> {
     let found = answer["kvs"].as_array().map(Vec::as_slice).unwrap_or_default();
     let decode = |value: &Value| {
         let text = value.as_str().unwrap_or_default();

@@ -61,6 +61,7 @@ struct Shared {
     address: SocketAddr,
     tls: Option<TlsConnector>,
     bearer: Option<String>,
+    keeps: bool,
     idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
 }
 
@@ -77,7 +78,15 @@ impl HttpClient {
 
     fn new(address: SocketAddr, tls: Option<TlsConnector>, bearer: Option<String>) -> Self {
         let idle = Mutex::default();
-        Self { shared: Arc::new(Shared { address, tls, bearer, idle }) }
+        Self { shared: Arc::new(Shared { address, tls, bearer, keeps: true, idle }) }
+    }
+
+    /// The same server, with a connection of its own for each request: behind a
+    /// balancer each is then led to a server that is ready at that moment.
+    pub fn connecting_anew(&self) -> Self {
+        let Shared { address, tls, bearer, .. } = &*self.shared;
+        let (tls, bearer, idle) = (tls.clone(), bearer.clone(), Mutex::default());
+        Self { shared: Arc::new(Shared { address: *address, tls, bearer, keeps: false, idle }) }
     }
 
     /// Where the server is.
@@ -149,7 +158,9 @@ impl HttpClient {
         let answer = connection.send_request(request.body(Full::new(bytes))?).await?;
         let status = answer.status().as_u16();
         let body = answer.into_body().collect().await?.to_bytes();
-        self.idle().push(connection);
+        if self.shared.keeps {
+            self.idle().push(connection);
+        }
         Ok(Response { status, body })
     }
 

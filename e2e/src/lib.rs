@@ -26,6 +26,7 @@ pub mod etcd;
 pub mod faulty;
 pub mod gateway;
 pub mod golang;
+pub mod hosted;
 pub mod http;
 pub mod images;
 pub mod kms;

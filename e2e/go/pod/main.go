@@ -29,10 +29,53 @@ func main() {
 		<-ctx.Done()
 	case len(arguments) == 2 && arguments[0] == "serve":
 		serve(ctx, arguments[1])
+	case len(arguments) == 3 && arguments[0] == "mint":
+		mint(ctx, arguments[1], arguments[2])
 	default:
-		fmt.Fprintln(os.Stderr, "usage: pod pause | pod serve ADDRESS")
+		fmt.Fprintln(os.Stderr, "usage: pod pause | pod serve ADDRESS | pod mint SOURCE TARGET")
 		os.Exit(64)
 	}
+}
+
+// mint writes what is in the source to the target whenever it changes, as
+// HyperShift's token minter writes its tokens: the file is emptied, then filled.
+// A moment passes between the two, and another in the middle of the token, so
+// that a reader that cannot bear it is sure to see it.
+func mint(ctx context.Context, source, target string) {
+	written := ""
+	for {
+		text, err := os.ReadFile(source)
+		if err == nil && string(text) != written {
+			err = rewrite(target, text)
+			written = string(text)
+			fmt.Println("minted")
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func rewrite(path string, text []byte) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	half := len(text) / 2
+	for _, part := range [][]byte{text[:half], text[half:]} {
+		time.Sleep(300 * time.Millisecond)
+		if _, err := file.Write(part); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func serve(ctx context.Context, address string) {

@@ -1,0 +1,288 @@
+//! A hosted control plane as HyperShift lays it out: etcd and a Deployment of
+//! two kube-apiserver pods with KMS sidecars, in a namespace of a management
+//! cluster whose kubelet, scheduler and controllers are the real ones.
+//!
+//! What HyperShift's own programs would do is imitated: its operator by
+//! [`Hosted::roll_out`], which applies what that would apply, and its token
+//! minter by a small container that empties and fills the token's file just as
+//! that does. AWS is moto. What differs from HyperShift's pods is said in
+//! [`manifests`].
+//!
+//! **Load through a roll-out** takes the way that users of a hosted cluster
+//! have, a balancer that knows which pods are ready: here the Service, with a
+//! connection for each request ([`Hosted::service`]). kube-apiserver goes on
+//! serving for a while after it was told to end, so that what was led to it
+//! before the balancer knew is answered. Nothing is sent twice.
+
+pub mod manifests;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::aws::Moto;
+use crate::cluster::{Exposed, Pod, ScratchImage};
+use crate::etcd::{Entry, entries};
+use crate::http::HttpClient;
+use crate::metrics::Metrics;
+use crate::pki::{Authority, CertificateFiles, ServiceAccountKeys};
+use crate::wait::{LONG_PATIENCE, PATIENCE, eventually};
+use crate::{Cluster, Kind, KubeClient, Scratch, golang, images};
+use manifests::{ADMIN, CREDENTIALS, ETCD, ETCD_IMAGE, HEALTH, Layout, SERVER, SERVER_IMAGE};
+pub use manifests::{NAMESPACE, Role, provider_name};
+
+/// The Service of the hosted kube-apiservers, counted in its network.
+const SERVICE: u8 = 20;
+
+/// The name in the certificate of the one who may ask shims for their state.
+const OPERATOR: &str = "operator";
+
+/// The token of the hosted cluster's administrator.
+const TOKEN: &str = "hosted-administrator";
+
+/// One hosted control plane. Dropped, and so ended, in this order.
+pub struct Hosted {
+    tls: Authority,
+    operator: CertificateFiles,
+    aws_image: String,
+    shim_image: String,
+    exposed: Exposed,
+    /// The simulated AWS.
+    pub moto: Moto,
+    /// The management cluster.
+    pub cluster: Cluster,
+}
+
+impl Hosted {
+    /// A management cluster with etcd and everything that the kube-apiserver pods
+    /// mount but what says how to encrypt; to be followed by [`roll_out`](Self::roll_out).
+    pub async fn start(name: &str, token: &str) -> Result<Self> {
+        let scratch = Scratch::new(&format!("{name}-images"))?;
+        let mut options = images::Options::new(scratch.path())?;
+        options.names = vec!["aws".to_owned(), "shim".to_owned()];
+        let (cluster, built) = tokio::try_join!(Cluster::start(name), images::build(&options))?;
+        for image in &built {
+            cluster.load_image(&image.archive).await?;
+        }
+        let [aws_image, shim_image] = [0, 1].map(|index: usize| built[index].reference.clone());
+        load_servers(&cluster, scratch.path()).await?;
+
+        let dir = cluster.ground().plane().scratch.subdir("hosted")?;
+        let moto = Moto::start(&dir).await?;
+        moto.accept_tokens(&[token]).await?;
+        moto.accept_access_keys(&[]).await?;
+        let exposed = cluster.expose(moto.address()).await?;
+        let tls = Authority::new("hosted CA")?;
+        let operator = tls.peer(&dir, OPERATOR, &[OPERATOR])?;
+        let hosted = Self { tls, operator, aws_image, shim_image, exposed, moto, cluster };
+        hosted.prepare(&dir, token).await?;
+        Ok(hosted)
+    }
+
+    async fn prepare(&self, dir: &Path, token: &str) -> Result<()> {
+        let client = self.cluster.client();
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+        client.apply(&namespace).await?;
+        for object in manifests::etcd() {
+            client.apply(&object).await?;
+        }
+        client.apply(&manifests::service(self.service_address())).await?;
+        self.put_secret("kas-pki", &self.pki(dir)?).await?;
+        self.put_secret("kms-token", &[("token", token.to_owned())]).await?;
+        let credentials = manifests::web_identity("kms-provider");
+        self.put_secret(CREDENTIALS, &[("credentials", credentials)]).await?;
+        client.wait_pod_ready(NAMESPACE, &format!("{ETCD}-0")).await?;
+        Ok(())
+    }
+
+    fn pki(&self, dir: &Path) -> Result<Vec<(&'static str, String)>> {
+        let pods = self.cluster.ground().addresses().pods();
+        let network = pods.split('/').next().unwrap_or_default().parse::<Ipv4Addr>()?;
+        let pods = (1..255).map(|host| Ipv4Addr::from(u32::from(network) + host));
+        // A pod's address is not known before it runs: its certificate fits all.
+        let names = [self.service_address()].into_iter().chain(pods).map(|ip| ip.to_string());
+        let names: Vec<String> = names.chain([SERVER.to_owned()]).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let serving = self.tls.peer(dir, SERVER, &names)?;
+        let accounts = ServiceAccountKeys::create(dir)?;
+        let read = |path: &Path| {
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        Ok(vec![
+            ("ca.crt", self.tls.pem()),
+            ("tls.crt", read(&serving.certificate)?),
+            ("tls.key", read(&serving.key)?),
+            ("service-account.key", read(&accounts.private)?),
+            ("service-account.pub", read(&accounts.public)?),
+            ("tokens.csv", format!("{TOKEN},admin,admin,\"system:masters\"\n")),
+        ])
+    }
+
+    /// Creates a Secret of the hosted control plane, or replaces it.
+    pub async fn put_secret(&self, name: &str, data: &[(&str, String)]) -> Result<()> {
+        let data: serde_json::Map<String, Value> = data
+            .iter()
+            .map(|(key, text)| ((*key).to_owned(), STANDARD.encode(text).into()))
+            .collect();
+        let metadata = json!({"name": name, "namespace": NAMESPACE});
+        let secret =
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data});
+        self.cluster.client().apply(&secret).await?;
+        Ok(())
+    }
+
+    /// Without shim: the write key's sidecar is `aws-kms-active`, the read key's
+    /// `aws-kms-backup`, whichever keys these are. Imitates what HyperShift's
+    /// operator does, and waits as it does: until all pods are of the new form and
+    /// ready, and no pod is ending.
+    pub async fn roll_out(&self, write: &str, read: Option<&str>) -> Result<Vec<Pod>> {
+        let config = manifests::native_encryption(write, read);
+        let layout = Layout::Native { write, read };
+        self.apply_server(&config, &layout).await
+    }
+
+    /// With the shim in front: one provider process for all keys. The head Secrets
+    /// `sidekey-shim` and `sidekey-provider-aws` must be there.
+    pub async fn roll_out_with_shim(&self) -> Result<Vec<Pod>> {
+        self.apply_server(&manifests::shim_encryption(), &Layout::Shim).await
+    }
+
+    async fn apply_server(&self, encryption: &str, layout: &Layout<'_>) -> Result<Vec<Pod>> {
+        let config = [("config.yaml", encryption.to_owned())];
+        self.put_secret("kas-secret-encryption-config", &config).await?;
+        let url = format!("http://{}", self.exposed.address());
+        let images = manifests::Images { aws: &self.aws_image, shim: &self.shim_image };
+        let deployment = manifests::server(layout, encryption, &images, &url);
+        self.cluster.client().apply(&deployment).await?;
+        self.cluster.client().wait_deployment(NAMESPACE, SERVER).await
+    }
+
+    /// Writes the shim's head: these keys, by number, each at the provider's
+    /// socket for it.
+    pub async fn put_shim_head(&self, revision: u64, keys: &[(u64, Role)]) -> Result<()> {
+        let text = manifests::shim_head(revision, keys, OPERATOR);
+        self.put_secret("sidekey-shim", &[("shim.yaml", text)]).await
+    }
+
+    /// Writes the provider's head: these keys, by number and ARN.
+    pub async fn put_provider_head(&self, revision: u64, keys: &[(u64, &str)]) -> Result<()> {
+        let text = manifests::provider_head(revision, keys);
+        self.put_secret("sidekey-provider-aws", &[("config.yaml", text)]).await
+    }
+
+    /// The pods of kube-apiserver, ending ones included.
+    pub async fn pods(&self) -> Result<Vec<Pod>> {
+        self.cluster.client().pods(NAMESPACE, &format!("app={SERVER}")).await
+    }
+
+    /// An error unless just these pods are there, and no container of theirs was
+    /// started again.
+    pub async fn nothing_has_restarted(&self, before: &[Pod]) -> Result<()> {
+        let now = self.pods().await?;
+        ensure!(now.len() == before.len(), "{} pods were {}", now.len(), before.len());
+        for pod in &now {
+            let same = before.iter().find(|old| old.uid == pod.uid);
+            let same = same.with_context(|| format!("{} is new", pod.summary()))?;
+            let ids = |pod: &Pod| {
+                let mut ids: Vec<String> = pod.containers.iter().map(|c| c.id.clone()).collect();
+                ids.sort();
+                ids
+            };
+            ensure!(pod.restarts() == 0 && ids(pod) == ids(same), "{}", pod.summary());
+        }
+        Ok(())
+    }
+
+    /// The way through the balancer, with a connection for each request.
+    pub fn service(&self) -> Result<KubeClient> {
+        let address = SocketAddr::from((self.service_address(), 6443));
+        Ok(KubeClient::new("the Service", self.https(address)?.connecting_anew()))
+    }
+
+    /// The way to one pod.
+    pub fn server(&self, pod: &Pod) -> Result<KubeClient> {
+        Ok(KubeClient::new(&pod.name, self.https((address(pod)?, 6443).into())?))
+    }
+
+    /// Waits until the hosted cluster can be written to, through the balancer.
+    pub async fn wait_usable(&self) -> Result<()> {
+        let client = self.service()?;
+        eventually("the hosted cluster is usable", PATIENCE, async || {
+            client.get("/api/v1/namespaces/default").await
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// What the shim of a pod says of itself, over mutual TLS.
+    pub async fn shim_status(&self, pod: &Pod) -> Result<Value> {
+        let tls = self.tls.connector_with(&self.operator)?;
+        let http = HttpClient::tls((address(pod)?, ADMIN).into(), tls, None).connecting_anew();
+        http.get("/status").await?.ok()?.json()
+    }
+
+    /// The metrics of a pod's provider, on its first health port.
+    pub async fn provider_metrics(&self, pod: &Pod) -> Result<Metrics> {
+        let http = self.cluster.pod_http(pod, HEALTH)?;
+        Metrics::parse(&http.get("/metrics").await?.ok()?.text())
+    }
+
+    /// Waits until a pod's kube-apiserver writes under the key_id with this hash.
+    pub async fn wait_key_id(&self, pod: &Pod, hash: &str) -> Result<()> {
+        let client = self.server(pod)?;
+        let name = "apiserver_envelope_encryption_key_id_hash_status_last_timestamp_seconds";
+        eventually(format!("{} has seen key_id {hash}", pod.name), LONG_PATIENCE, async || {
+            // The question makes it call Status at most 20 s after the last time,
+            // and is answered well once the new data key is made.
+            client.raw("/readyz").await?.ok()?;
+            let metrics = Metrics::parse(&client.raw("/metrics").await?.ok()?.text())?;
+            let last = metrics.find(name, &[]).max_by(|a, b| a.value.total_cmp(&b.value));
+            let last = last.and_then(|sample| sample.labels.get("key_id_hash"));
+            ensure!(last.is_some_and(|last| last == hash), "the last one was {last:?}");
+            Ok(())
+        })
+        .await?;
+        client.raw("/readyz").await?.ok()?;
+        Ok(())
+    }
+
+    /// What the hosted etcd holds of the load's objects of a kind.
+    pub async fn stored(&self, kind: Kind) -> Result<Vec<Entry>> {
+        let pod = self.cluster.client().pod(NAMESPACE, &format!("{ETCD}-0")).await?;
+        let prefix = format!("/registry/{}/default/load-", kind.plural());
+        let end = prefix.replace("load-", "load.");
+        let range = json!({"key": STANDARD.encode(&prefix), "range_end": STANDARD.encode(&end)});
+        let http = self.cluster.pod_http(&pod, 2379)?;
+        entries(&http.post("/v3/kv/range", &range).await?.ok()?.json()?)
+    }
+
+    fn https(&self, address: SocketAddr) -> Result<HttpClient> {
+        Ok(HttpClient::tls(address, self.tls.connector()?, Some(TOKEN.to_owned())))
+    }
+
+    fn service_address(&self) -> Ipv4Addr {
+        self.cluster.ground().addresses().service(SERVICE)
+    }
+}
+
+fn address(pod: &Pod) -> Result<Ipv4Addr> {
+    pod.address.with_context(|| format!("{} has no address", pod.summary()))
+}
+
+/// etcd and kube-apiserver, as images of the harness.
+async fn load_servers(cluster: &Cluster, dir: &Path) -> Result<()> {
+    let servers = [(golang::ETCD, ETCD_IMAGE), (golang::KUBE_APISERVER, SERVER_IMAGE)];
+    for (server, image) in servers {
+        let program = server.build_async().await?;
+        let archive = dir.join("server.tar");
+        ScratchImage::new(image).program(program, server.name).write(&archive)?;
+        cluster.load_image(&archive).await?;
+        std::fs::remove_file(&archive)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,424 @@
+//! The objects of a hosted control plane.
+//!
+//! Names, arguments, environment, mounts, ports and probes of the KMS sidecars
+//! are HyperShift's. On top of them: `AWS_ENDPOINT_URL`, which leads to the
+//! simulated AWS, and the token's source, which the imitated minter reads in the
+//! place of asking the hosted kube-apiserver. kube-apiserver itself has
+//! HyperShift's flags and probes as far as encryption and ending are concerned;
+//! the delay before it ends is 15 s in the place of 70 s, to save time.
+
+use std::net::Ipv4Addr;
+
+use aws_lc_rs::digest;
+use serde_json::{Value, json};
+
+use crate::aws::{ACCOUNT, REGION};
+use crate::cluster::POD_IMAGE;
+use crate::{EncryptionConfiguration, Stanza};
+
+/// Where the hosted control plane lives.
+pub const NAMESPACE: &str = "clusters-demo";
+
+pub(super) const SERVER: &str = "kube-apiserver";
+pub(super) const ETCD: &str = "etcd";
+pub(super) const CREDENTIALS: &str = "kms-creds";
+pub(super) const SERVER_IMAGE: &str = "localhost/sidekey-e2e/kube-apiserver:1";
+pub(super) const ETCD_IMAGE: &str = "localhost/sidekey-e2e/etcd:1";
+
+/// Where the shim tells its state, over mutual TLS.
+pub(super) const ADMIN: u16 = 8444;
+
+/// The health port of `aws-kms-active`; the backup has the next one.
+pub(super) const HEALTH: u16 = 8080;
+
+/// The user of all containers of the pod: OpenShift gives each namespace one.
+const UID: u32 = 1_000_650_000;
+
+const TOKEN_DIR: &str = "/var/run/secrets/openshift/serviceaccount";
+
+/// What a key is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It wraps new data.
+    Write,
+    /// It only unwraps.
+    Read,
+}
+
+/// Which sidecars kube-apiserver has.
+pub(super) enum Layout<'a> {
+    /// HyperShift's own.
+    Native { write: &'a str, read: Option<&'a str> },
+    /// The shim, and one provider process behind it.
+    Shim,
+}
+
+/// The images under test.
+pub(super) struct Images<'a> {
+    pub(super) aws: &'a str,
+    pub(super) shim: &'a str,
+}
+
+/// HyperShift's name for a key in EncryptionConfiguration: FNV-1 of its ARN.
+pub fn provider_name(arn: &str) -> String {
+    let hash = arn
+        .bytes()
+        .fold(2_166_136_261_u32, |hash, byte| hash.wrapping_mul(16_777_619) ^ u32::from(byte));
+    format!("awskmskey-{hash}")
+}
+
+/// EncryptionConfiguration, as HyperShift writes it.
+pub(super) fn native_encryption(write: &str, read: Option<&str>) -> String {
+    let mut stanza = stanza();
+    for (role, arn) in [("active", Some(write)), ("backup", read)] {
+        if let Some(arn) = arn {
+            let endpoint = format!("unix:///var/run/awskms{role}.sock");
+            stanza = stanza.kms_within(&provider_name(arn), endpoint, "35s");
+        }
+    }
+    EncryptionConfiguration::new().stanza(stanza.identity()).to_string()
+}
+
+/// EncryptionConfiguration with the shim: the same for ever.
+pub(super) fn shim_encryption() -> String {
+    let endpoint = "unix:///var/run/kmsplugin/kms.sock";
+    let stanza = stanza().kms_within("sidekey", endpoint, "35s").identity();
+    EncryptionConfiguration::new().stanza(stanza).to_string()
+}
+
+fn stanza() -> Stanza {
+    Stanza::new([
+        "secrets",
+        "configmaps",
+        "routes.route.openshift.io",
+        "oauthaccesstokens.oauth.openshift.io",
+        "oauthauthorizetokens.oauth.openshift.io",
+    ])
+}
+
+/// `kms-creds`, as HyperShift writes it, with a role of this name.
+pub fn web_identity(role: &str) -> String {
+    format!(
+        "[default]\nrole_arn = arn:aws:iam::{ACCOUNT}:role/{role}\n\
+         web_identity_token_file = {TOKEN_DIR}/token\n\
+         sts_regional_endpoints = regional\nregion = {REGION}\n"
+    )
+}
+
+/// The shim's head Secret.
+pub(super) fn shim_head(revision: u64, keys: &[(u64, Role)], operator: &str) -> String {
+    let keys: Vec<Value> = keys
+        .iter()
+        .map(|(id, role)| {
+            let role = if *role == Role::Write { "write" } else { "read" };
+            json!({"id": id, "role": role, "endpoints": [format!("unix://{}", socket(*id))]})
+        })
+        .collect();
+    json!({
+        "revision": revision.to_string(),
+        "listen": "unix:///var/run/kmsplugin/kms.sock",
+        "adminTls": {
+            "listen": format!("0.0.0.0:{ADMIN}"), "allow": [operator],
+            "ca": "/certs/ca.crt", "cert": "/certs/tls.crt", "key": "/certs/tls.key",
+        },
+        "keys": keys,
+    })
+    .to_string()
+}
+
+/// The provider's head Secret.
+pub(super) fn provider_head(revision: u64, keys: &[(u64, &str)]) -> String {
+    let keys: Vec<Value> = keys
+        .iter()
+        .map(|(id, arn)| {
+            json!({
+                "id": id, "listen": format!("unix://{}", socket(*id)), "kek": {"key": arn},
+                "credentials": {"sharedCredentialsFile": "/aws/credentials"},
+            })
+        })
+        .collect();
+    json!({
+        "revision": revision.to_string(),
+        "health": [{
+            "address": format!("0.0.0.0:{HEALTH}"),
+            "healthz": "/healthz", "livez": "/livez", "metrics": "/metrics",
+        }],
+        "keys": keys,
+    })
+    .to_string()
+}
+
+fn socket(id: u64) -> String {
+    format!("/var/run/kmsplugin/kms-{id}.sock")
+}
+
+/// etcd and its Service. It has no disk that outlives it.
+pub(super) fn etcd() -> [Value; 2] {
+    let container = json!({
+        "name": ETCD, "image": ETCD_IMAGE, "imagePullPolicy": "Never",
+        "args": [
+            "--data-dir=/data/etcd", "--listen-client-urls=http://0.0.0.0:2379",
+            "--advertise-client-urls=http://etcd-client:2379", "--unsafe-no-fsync",
+        ],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": 2379}, "periodSeconds": 1},
+    });
+    let labels = json!({"app": ETCD});
+    [
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "etcd-client", "namespace": NAMESPACE},
+            "spec": {"selector": labels, "ports": [{"port": 2379}]},
+        }),
+        json!({
+            "apiVersion": "apps/v1", "kind": "StatefulSet",
+            "metadata": {"name": ETCD, "namespace": NAMESPACE},
+            "spec": {
+                "serviceName": "etcd-client", "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {
+                        "automountServiceAccountToken": false,
+                        "containers": [container],
+                        "volumes": [{"name": "data", "emptyDir": {}}],
+                    },
+                },
+            },
+        }),
+    ]
+}
+
+/// What stands for the balancer in front of the kube-apiservers.
+pub(super) fn service(address: Ipv4Addr) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": SERVER, "namespace": NAMESPACE},
+        "spec": {"clusterIP": address, "selector": {"app": SERVER}, "ports": [{"port": 6443}]},
+    })
+}
+
+/// The Deployment of kube-apiserver.
+pub(super) fn server(
+    layout: &Layout<'_>,
+    encryption: &str,
+    images: &Images<'_>,
+    url: &str,
+) -> Value {
+    let mut containers = vec![apiserver(layout)];
+    let mut volumes = volumes();
+    match layout {
+        Layout::Native { write, read } => {
+            containers.push(native("active", write, HEALTH, images, url));
+            containers.extend(read.map(|arn| native("backup", arn, HEALTH + 1, images, url)));
+        }
+        Layout::Shim => {
+            containers.extend([shim(images), provider(images, url)]);
+            for name in ["sidekey-shim", "sidekey-provider-aws"] {
+                volumes.push(json!({"name": name, "secret": {"secretName": name}}));
+            }
+        }
+    }
+    containers.push(minter());
+    let hash = digest::digest(&digest::SHA256, encryption.as_bytes());
+    let hash: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let annotation = "kube-apiserver.hypershift.openshift.io/encryption-config-hash";
+    let labels = json!({"app": SERVER});
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": SERVER, "namespace": NAMESPACE},
+        "spec": {
+            "replicas": 2,
+            "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {
+                    "labels": labels, "annotations": {annotation: format!("sha256:{hash}")},
+                },
+                "spec": {
+                    "automountServiceAccountToken": false,
+                    "terminationGracePeriodSeconds": 60,
+                    "securityContext": {
+                        "runAsNonRoot": true, "runAsUser": UID, "fsGroup": UID,
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                    "containers": containers,
+                    "volumes": volumes,
+                },
+            },
+        },
+    })
+}
+
+fn volumes() -> Vec<Value> {
+    let secret = |name: &str, secret: &str| json!({"name": name, "secret": {"secretName": secret}});
+    vec![
+        secret("kas-pki", "kas-pki"),
+        secret("kas-secret-encryption-config", "kas-secret-encryption-config"),
+        secret("aws-kms-credentials", CREDENTIALS),
+        secret("token-source", "kms-token"),
+        json!({"name": "kms-socket", "emptyDir": {}}),
+        json!({"name": "aws-kms-token", "emptyDir": {"medium": "Memory"}}),
+        json!({"name": "tmp-dir", "emptyDir": {}}),
+    ]
+}
+
+fn apiserver(layout: &Layout<'_>) -> Value {
+    let (sockets, excluded) = match layout {
+        Layout::Native { .. } => ("/var/run", "&exclude=kms-provider-0&exclude=kms-provider-1"),
+        Layout::Shim => ("/var/run/kmsplugin", "&exclude=kms-provider-0"),
+    };
+    let probe = |path: &str| json!({"scheme": "HTTPS", "port": 6443, "path": path});
+    json!({
+        "name": SERVER, "image": SERVER_IMAGE, "imagePullPolicy": "Never",
+        "args": [
+            "--etcd-servers=http://etcd-client:2379",
+            "--bind-address=0.0.0.0", "--secure-port=6443", "--endpoint-reconciler-type=none",
+            "--tls-cert-file=/pki/tls.crt", "--tls-private-key-file=/pki/tls.key",
+            "--token-auth-file=/pki/tokens.csv", "--authorization-mode=RBAC",
+            "--service-account-key-file=/pki/service-account.pub",
+            "--service-account-signing-key-file=/pki/service-account.key",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--service-cluster-ip-range=10.96.0.0/16", "--profiling=false",
+            "--encryption-provider-config=/etc/kubernetes/secret-encryption/config.yaml",
+            "--encryption-provider-config-automatic-reload=false",
+            "--shutdown-delay-duration=15s",
+        ],
+        "ports": [{"name": "client", "containerPort": 6443, "protocol": "TCP"}],
+        "livenessProbe": {
+            "httpGet": probe(&format!("livez?exclude=etcd{excluded}")),
+            "initialDelaySeconds": 300, "periodSeconds": 180, "timeoutSeconds": 160,
+            "failureThreshold": 6,
+        },
+        "readinessProbe": {
+            "httpGet": probe("readyz"),
+            "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 18,
+        },
+        "securityContext": restricted(),
+        "volumeMounts": [
+            {"name": "kas-pki", "mountPath": "/pki", "readOnly": true},
+            {
+                "name": "kas-secret-encryption-config",
+                "mountPath": "/etc/kubernetes/secret-encryption",
+            },
+            {"name": "kms-socket", "mountPath": sockets},
+            {"name": "tmp-dir", "mountPath": "/tmp"},
+        ],
+    })
+}
+
+/// `aws-kms-active` and `aws-kms-backup`.
+fn native(role: &str, arn: &str, port: u16, images: &Images<'_>, url: &str) -> Value {
+    json!({
+        "name": format!("aws-kms-{role}"), "image": images.aws, "imagePullPolicy": "Never",
+        "args": [
+            format!("--key={arn}"),
+            format!("--region={REGION}"),
+            format!("--listen=/var/run/awskms{role}.sock"),
+            format!("--health-port=:{port}"),
+        ],
+        "env": environment(url),
+        "ports": [{"name": format!("{role}-http"), "containerPort": port, "protocol": "TCP"}],
+        "livenessProbe": {
+            "httpGet": {"scheme": "HTTP", "port": port, "path": "healthz"},
+            "initialDelaySeconds": 120, "periodSeconds": 300, "timeoutSeconds": 160,
+            "failureThreshold": 3, "successThreshold": 1,
+        },
+        "resources": {"requests": {"cpu": "10m", "memory": "10Mi"}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": restricted(),
+        "volumeMounts": [
+            {"name": "kms-socket", "mountPath": "/var/run"},
+            {"name": "aws-kms-credentials", "mountPath": "/aws"},
+            {"name": "aws-kms-token", "mountPath": TOKEN_DIR},
+            {"name": "tmp-dir", "mountPath": "/tmp"},
+        ],
+    })
+}
+
+fn shim(images: &Images<'_>) -> Value {
+    json!({
+        "name": "sidekey-shim", "image": images.shim, "imagePullPolicy": "Never",
+        "args": ["--config=/config/shim.yaml"],
+        "startupProbe": exec_probe("/sidekey-shim", "kms"),
+        "resources": {"requests": {"cpu": "10m", "memory": "10Mi"}},
+        "securityContext": restricted(),
+        "volumeMounts": [
+            {"name": "kms-socket", "mountPath": "/var/run/kmsplugin"},
+            {"name": "sidekey-shim", "mountPath": "/config", "readOnly": true},
+            {"name": "kas-pki", "mountPath": "/certs", "readOnly": true},
+        ],
+    })
+}
+
+fn provider(images: &Images<'_>, url: &str) -> Value {
+    json!({
+        "name": "sidekey-aws", "image": images.aws, "imagePullPolicy": "Never",
+        "args": ["--config=/config/config.yaml"],
+        "env": environment(url),
+        "startupProbe": exec_probe("/sidekey-aws", "kms-1"),
+        "livenessProbe": {
+            "httpGet": {"port": HEALTH, "path": "/livez"}, "periodSeconds": 30, "timeoutSeconds": 10,
+        },
+        "resources": {"requests": {"cpu": "10m", "memory": "10Mi"}},
+        "securityContext": restricted(),
+        "volumeMounts": [
+            {"name": "kms-socket", "mountPath": "/var/run/kmsplugin"},
+            {"name": "sidekey-provider-aws", "mountPath": "/config", "readOnly": true},
+            {"name": "aws-kms-credentials", "mountPath": "/aws", "readOnly": true},
+            {"name": "aws-kms-token", "mountPath": TOKEN_DIR, "readOnly": true},
+        ],
+    })
+}
+
+/// The socket listens, nothing more.
+fn exec_probe(program: &str, socket: &str) -> Value {
+    let socket = format!("unix:///var/run/kmsplugin/{socket}.sock");
+    json!({
+        "exec": {"command": [program, "probe", "--socket", socket]},
+        "periodSeconds": 1, "timeoutSeconds": 10, "failureThreshold": 120,
+    })
+}
+
+/// HyperShift's token minter, imitated.
+fn minter() -> Value {
+    json!({
+        "name": "aws-kms-token-minter", "image": POD_IMAGE, "imagePullPolicy": "Never",
+        "args": ["mint", "/source/token", format!("{TOKEN_DIR}/token")],
+        "resources": {"requests": {"cpu": "10m", "memory": "30Mi"}},
+        "securityContext": restricted(),
+        "volumeMounts": [
+            {"name": "aws-kms-token", "mountPath": TOKEN_DIR},
+            {"name": "token-source", "mountPath": "/source", "readOnly": true},
+        ],
+    })
+}
+
+fn environment(url: &str) -> Value {
+    json!([
+        {"name": "AWS_SHARED_CREDENTIALS_FILE", "value": "/aws/credentials"},
+        {"name": "AWS_SDK_LOAD_CONFIG", "value": "true"},
+        {"name": "AWS_EC2_METADATA_DISABLED", "value": "true"},
+        {"name": "AWS_ENDPOINT_URL", "value": url},
+    ])
+}
+
+fn restricted() -> Value {
+    json!({
+        "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_named_as_hypershift_names_them() {
+        assert_eq!(provider_name("test"), "awskmskey-3157003241");
+        let key = "12345678-1234-1234-1234-123456789012";
+        let arn = format!("arn:aws:kms:us-east-1:123456789012:key/{key}");
+        assert_eq!(provider_name(&arn), "awskmskey-445794736");
+    }
+}

@@ -1,0 +1,205 @@
+//! Promise: in a hosted control plane on a real kubelet, with the shim in front,
+//! a rotation is a patch of the mounted head Secrets and new credentials are a
+//! patch of theirs. kubelet delivers each at a time of its own; no request of
+//! the load on both kube-apiservers fails, and no container restarts.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use sidekey_e2e::cluster::Pod;
+use sidekey_e2e::hosted::{Hosted, NAMESPACE, Role};
+use sidekey_e2e::shim::replicas::key_number;
+use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE, eventually};
+use sidekey_e2e::{Kind, Load, LoadOptions};
+
+/// Requests between two steps, so that each state sees load.
+const BETWEEN_STEPS: u64 = 100;
+
+#[tokio::test]
+async fn rotation_and_new_credentials_by_patched_secrets_fail_nothing_and_restart_nothing() {
+    let hosted = Hosted::start("hosted-shim", "token-1").await.unwrap();
+    let owner = hosted.moto.owner();
+    let keys = [owner.create_key().await.unwrap(), owner.create_key().await.unwrap()];
+    hosted.put_provider_head(1, &[(1, &keys[0])]).await.unwrap();
+    hosted.put_shim_head(1, &[(1, Role::Write)]).await.unwrap();
+    let pods = hosted.roll_out_with_shim().await.unwrap();
+    hosted.wait_usable().await.unwrap();
+    let before = hosted.pods().await.unwrap();
+    let servers = pods.iter().map(|pod| hosted.server(pod).unwrap()).collect();
+    let rest = Duration::from_millis(50);
+    let load = Load::start(servers, LoadOptions { rest, ..LoadOptions::default() }).unwrap();
+    load.more(BETWEEN_STEPS).await.unwrap();
+
+    the_new_key_is_taken_in_although_the_shims_hear_of_it_first(&hosted, &pods, &keys, &load)
+        .await
+        .unwrap();
+    a_new_token_of_the_minter_is_taken_over(&hosted, &pods, &load).await.unwrap();
+    both_replicas_write_under_the_new_key(&hosted, &pods, &load).await.unwrap();
+    patched_credentials_are_taken_over_by_kubelets_own_swap(&hosted, &pods, &load).await.unwrap();
+
+    let report = load.stop().await.unwrap().without_failures().unwrap();
+    println!("throughout rotation and new credentials {report}");
+    hosted.nothing_has_restarted(&before).await.unwrap();
+    what_each_key_wrote_reads_through_both(&hosted, &pods).await.unwrap();
+}
+
+/// The worst order: a shim hears of a key that no provider has yet.
+async fn the_new_key_is_taken_in_although_the_shims_hear_of_it_first(
+    hosted: &Hosted,
+    pods: &[Pod],
+    keys: &[String; 2],
+    load: &Load,
+) -> Result<()> {
+    hosted.put_shim_head(2, &[(1, Role::Write), (2, Role::Read)]).await?;
+    for pod in pods {
+        eventually(format!("the shim of {} waits for the key", pod.name), PATIENCE, async || {
+            let status = hosted.shim_status(pod).await?;
+            let refused = &status["config"]["refused"]["error"];
+            ensure!(refused.is_string() && status["revision"] == "1", "{status}");
+            Ok(())
+        })
+        .await?;
+    }
+    load.more(BETWEEN_STEPS).await?;
+    hosted.put_provider_head(2, &[(1, &keys[0]), (2, &keys[1])]).await?;
+    wait_revision(hosted, pods, "2").await?;
+    load.more(BETWEEN_STEPS).await
+}
+
+async fn both_replicas_write_under_the_new_key(
+    hosted: &Hosted,
+    pods: &[Pod],
+    load: &Load,
+) -> Result<()> {
+    hosted.put_shim_head(3, &[(2, Role::Write), (1, Role::Read)]).await?;
+    wait_revision(hosted, pods, "3").await?;
+    load.more(BETWEEN_STEPS).await?;
+    for pod in pods {
+        let status = hosted.shim_status(pod).await?;
+        let hash = status["key_id_hash"].as_str().context("no key_id_hash")?;
+        hosted.wait_key_id(pod, hash).await?;
+    }
+    load.more(BETWEEN_STEPS).await
+}
+
+async fn a_new_token_of_the_minter_is_taken_over(
+    hosted: &Hosted,
+    pods: &[Pod],
+    load: &Load,
+) -> Result<()> {
+    let moto = &hosted.moto;
+    moto.accept_tokens(&["token-1", "token-2"]).await?;
+    let before = reloads(hosted, pods).await?;
+    let client = hosted.cluster.client();
+    client.patch_secret(NAMESPACE, "kms-token", &[("token", "token-2")]).await?;
+    wait_reloaded(hosted, pods, &before).await?;
+    eventually("all plugins have sessions of the new token", PATIENCE, async || {
+        let sessions = moto.sessions().await?;
+        let count = sessions.values().filter(|token| *token == "token-2").count();
+        ensure!(count >= pods.len(), "{count} sessions");
+        // Half a token was never shown to STS as a whole one.
+        let whole = sessions.values().all(|token| ["token-1", "token-2"].contains(&&**token));
+        ensure!(whole, "{:?}", sessions.values());
+        Ok(())
+    })
+    .await?;
+    moto.accept_tokens(&["token-2"]).await?;
+    moto.revoke_sessions_of("token-1", "ExpiredTokenException").await?;
+    load.more(BETWEEN_STEPS).await
+}
+
+async fn patched_credentials_are_taken_over_by_kubelets_own_swap(
+    hosted: &Hosted,
+    pods: &[Pod],
+    load: &Load,
+) -> Result<()> {
+    let moto = &hosted.moto;
+    moto.check_signatures("new-key", "new-secret").await?;
+    moto.accept_access_keys(&["new-key"]).await?;
+    let before = reloads(hosted, pods).await?;
+    let links: Vec<PathBuf> = pods.iter().map(|pod| data_link(hosted, pod)).collect();
+    let credentials =
+        "[default]\naws_access_key_id = new-key\naws_secret_access_key = new-secret\n";
+    let patch = [("credentials", credentials)];
+    hosted.cluster.client().patch_secret(NAMESPACE, "kms-creds", &patch).await?;
+    wait_reloaded(hosted, pods, &before).await?;
+    for (pod, link) in pods.iter().zip(links) {
+        ensure!(data_link(hosted, pod) != link, "kubelet has not swapped ..data of {}", pod.name);
+    }
+    // From here on nothing but the new credentials opens anything.
+    moto.accept_tokens(&[]).await?;
+    moto.revoke_sessions("ExpiredTokenException").await?;
+    let calls = moto.calls("").await?;
+    eventually("KMS is used with the new credentials alone", PATIENCE, async || {
+        let (now, last) = (moto.calls("").await?, moto.last().await?);
+        ensure!(now >= calls + 4 && last["access_key"] == "new-key", "{now} calls, {last}");
+        Ok(())
+    })
+    .await?;
+    for pod in pods {
+        let metrics = hosted.provider_metrics(pod).await?;
+        let healthy = metrics.sum("kms_plugin_status_healthy", &[]);
+        ensure!(healthy == 2.0, "{healthy} keys of {} are healthy", pod.name);
+    }
+    load.more(BETWEEN_STEPS).await
+}
+
+async fn what_each_key_wrote_reads_through_both(hosted: &Hosted, pods: &[Pod]) -> Result<()> {
+    let mut by_key: BTreeMap<u64, usize> = BTreeMap::new();
+    for kind in Kind::ALL {
+        for entry in hosted.stored(kind).await? {
+            *by_key.entry(key_number(&entry.value)?).or_default() += 1;
+            let name = entry.key.rsplit('/').next().unwrap_or_default();
+            for pod in pods {
+                let data = hosted.server(pod)?.read(kind, "default", name).await?;
+                ensure!(data["value"] == format!("{name} second"), "{name} holds {data:?}");
+            }
+        }
+    }
+    let both = by_key.len() == 2 && [1, 2].iter().all(|key| by_key.contains_key(key));
+    ensure!(both, "stored under {by_key:?}");
+    println!("stored under keys 1 and 2: {by_key:?}");
+    Ok(())
+}
+
+async fn wait_revision(hosted: &Hosted, pods: &[Pod], revision: &str) -> Result<()> {
+    for pod in pods {
+        let what = format!("the shim of {} is at revision {revision}", pod.name);
+        eventually(what, LONG_PATIENCE, async || {
+            let status = hosted.shim_status(pod).await?;
+            ensure!(status["revision"] == revision, "{status}");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// How often each pod's provider has taken changed files over.
+async fn reloads(hosted: &Hosted, pods: &[Pod]) -> Result<Vec<f64>> {
+    let mut all = Vec::new();
+    for pod in pods {
+        let metrics = hosted.provider_metrics(pod).await?;
+        all.push(metrics.sum("kms_reloads_total", &[("result", "success")]));
+    }
+    Ok(all)
+}
+
+/// Both keys of each provider have been taken over anew.
+async fn wait_reloaded(hosted: &Hosted, pods: &[Pod], before: &[f64]) -> Result<()> {
+    eventually("all providers have taken the change over", PATIENCE, async || {
+        let now = reloads(hosted, pods).await?;
+        let all = before.iter().zip(&now).all(|(before, now)| now - before >= 2.0);
+        ensure!(all, "{now:?} after {before:?}");
+        Ok(())
+    })
+    .await
+}
+
+fn data_link(hosted: &Hosted, pod: &Pod) -> PathBuf {
+    let volume = hosted.cluster.volume(pod, "secret", "aws-kms-credentials");
+    std::fs::read_link(volume.join("..data")).unwrap()
+}

@@ -17,7 +17,7 @@
 pub mod manifests;
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
@@ -33,7 +33,7 @@ use crate::pki::{Authority, CertificateFiles, ServiceAccountKeys};
 use crate::wait::{LONG_PATIENCE, PATIENCE, eventually};
 use crate::{Cluster, Kind, KubeClient, Scratch, golang, images};
 use manifests::{ADMIN, CREDENTIALS, ETCD, ETCD_IMAGE, HEALTH, Layout, SERVER, SERVER_IMAGE};
-pub use manifests::{NAMESPACE, Role, provider_name};
+pub use manifests::{NAMESPACE, Role, provider_name, web_identity};
 
 /// The Service of the hosted kube-apiservers, counted in its network.
 const SERVICE: u8 = 20;
@@ -230,6 +230,57 @@ impl Hosted {
     pub async fn provider_metrics(&self, pod: &Pod) -> Result<Metrics> {
         let http = self.cluster.pod_http(pod, HEALTH)?;
         Metrics::parse(&http.get("/metrics").await?.ok()?.text())
+    }
+
+    /// How often each pod's provider has taken changed files over, all its keys together.
+    pub async fn reloads(&self, pods: &[Pod]) -> Result<Vec<f64>> {
+        let mut all = Vec::new();
+        for pod in pods {
+            let metrics = self.provider_metrics(pod).await?;
+            all.push(metrics.sum("kms_reloads_total", &[("result", "success")]));
+        }
+        Ok(all)
+    }
+
+    /// Waits until each has done so so many times more.
+    pub async fn wait_reloads(&self, pods: &[Pod], before: &[f64], more: f64) -> Result<()> {
+        eventually("all providers have taken the change over", PATIENCE, async || {
+            let now = self.reloads(pods).await?;
+            let all = before.iter().zip(&now).all(|(before, now)| now - before >= more);
+            ensure!(all, "{now:?} after {before:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Gives the minters another token, waits until `keys` keys of each provider are
+    /// on it, and withdraws the old one with its sessions.
+    pub async fn replace_token(
+        &self,
+        pods: &[Pod],
+        keys: f64,
+        [old, new]: [&str; 2],
+    ) -> Result<()> {
+        self.moto.accept_tokens(&[old, new]).await?;
+        let before = self.reloads(pods).await?;
+        let client = self.cluster.client();
+        client.patch_secret(NAMESPACE, "kms-token", &[("token", new)]).await?;
+        self.wait_reloads(pods, &before, keys).await?;
+        eventually("all providers have sessions of the new token", PATIENCE, async || {
+            let sessions = self.moto.sessions().await?;
+            let count = sessions.values().filter(|token| *token == new).count();
+            ensure!(count >= pods.len(), "{count} sessions");
+            Ok(())
+        })
+        .await?;
+        self.moto.accept_tokens(&[new]).await?;
+        self.moto.revoke_sessions_of(old, "ExpiredTokenException").await
+    }
+
+    /// Where `..data` of the credentials' volume of a pod points: kubelet's own swap moves it.
+    pub fn credentials_link(&self, pod: &Pod) -> Result<PathBuf> {
+        let link = self.cluster.volume(pod, "secret", "aws-kms-credentials").join("..data");
+        std::fs::read_link(&link).with_context(|| format!("cannot read {}", link.display()))
     }
 
     /// Waits until a pod's kube-apiserver writes under the key_id with this hash.

@@ -1,14 +1,17 @@
 //! Promise: without shim, in the place of HyperShift's own sidecars, the two
-//! roll-outs of its rotation fail no request, and all data stays readable. The
+//! roll-outs of its rotation fail no request, and all data stays readable.
+//! Before that a new token and a new role are taken over without a restart. The
 //! operator that rolls out is imitated by the harness; kubelet, scheduler and
 //! controllers are the real ones.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use sidekey_e2e::hosted::{Hosted, provider_name};
+use sidekey_e2e::cluster::Pod;
+use sidekey_e2e::hosted::{Hosted, NAMESPACE, provider_name, web_identity};
 use sidekey_e2e::{Kind, Load, LoadOptions, Stored};
 
 /// Requests between two steps, so that each state sees load.
@@ -19,12 +22,14 @@ async fn the_two_rollouts_of_hypershifts_rotation_fail_no_request() {
     let hosted = Hosted::start("hosted-native", "token-1").await.unwrap();
     let owner = hosted.moto.owner();
     let (old, new) = (owner.create_key().await.unwrap(), owner.create_key().await.unwrap());
-    hosted.roll_out(&old, None).await.unwrap();
+    let pods = hosted.roll_out(&old, None).await.unwrap();
     hosted.wait_usable().await.unwrap();
     let rest = Duration::from_millis(50);
     let options = LoadOptions { rest, ..LoadOptions::default() };
     let load = Load::start(vec![hosted.service().unwrap()], options).unwrap();
     load.more(BETWEEN_STEPS).await.unwrap();
+
+    new_credentials_restart_nothing(&hosted, &pods, &load).await.unwrap();
 
     // The new key can be read everywhere before anybody writes under it; then the
     // sockets change places: what was behind the active one is behind the backup's.
@@ -39,6 +44,29 @@ async fn the_two_rollouts_of_hypershifts_rotation_fail_no_request() {
         assert_eq!(pod.restarts(), 0, "{}", pod.summary());
     }
     everything_reads_through_both(&hosted, &[&old, &new]).await.unwrap();
+}
+
+/// A token that the minter writes, and a role that is patched into the Secret.
+async fn new_credentials_restart_nothing(hosted: &Hosted, pods: &[Pod], load: &Load) -> Result<()> {
+    let present = hosted.pods().await?;
+    hosted.replace_token(pods, 1.0, ["token-1", "token-2"]).await?;
+    load.more(BETWEEN_STEPS).await?;
+
+    let (known, before) = (hosted.moto.sessions().await?, hosted.reloads(pods).await?);
+    let links: Result<Vec<PathBuf>> = pods.iter().map(|pod| hosted.credentials_link(pod)).collect();
+    let credentials = web_identity("another-kms-provider");
+    let patch = [("credentials", credentials.as_str())];
+    hosted.cluster.client().patch_secret(NAMESPACE, "kms-creds", &patch).await?;
+    hosted.wait_reloads(pods, &before, 1.0).await?;
+    for (pod, link) in pods.iter().zip(links?) {
+        let now = hosted.credentials_link(pod)?;
+        ensure!(now != link, "kubelet has not swapped ..data of {}", pod.name);
+    }
+    let sessions = hosted.moto.sessions().await?;
+    let fresh = sessions.keys().filter(|session| !known.contains_key(*session)).count();
+    ensure!(fresh >= pods.len(), "{fresh} sessions of the new role");
+    load.more(BETWEEN_STEPS).await?;
+    hosted.nothing_has_restarted(&present).await
 }
 
 async fn everything_reads_through_both(hosted: &Hosted, arns: &[&String; 2]) -> Result<()> {

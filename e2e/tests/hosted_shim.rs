@@ -44,6 +44,7 @@ async fn rotation_and_new_credentials_by_patched_secrets_fail_nothing_and_restar
     println!("throughout rotation and new credentials {report}");
     hosted.nothing_has_restarted(&before).await.unwrap();
     what_each_key_wrote_reads_through_both(&hosted, &pods).await.unwrap();
+    an_ending_kube_apiserver_reads_what_its_successor_writes(&hosted, &pods).await.unwrap();
 }
 
 /// The worst order: a shim hears of a key that no provider has yet.
@@ -90,24 +91,7 @@ async fn a_new_token_of_the_minter_is_taken_over(
     pods: &[Pod],
     load: &Load,
 ) -> Result<()> {
-    let moto = &hosted.moto;
-    moto.accept_tokens(&["token-1", "token-2"]).await?;
-    let before = reloads(hosted, pods).await?;
-    let client = hosted.cluster.client();
-    client.patch_secret(NAMESPACE, "kms-token", &[("token", "token-2")]).await?;
-    wait_reloaded(hosted, pods, &before).await?;
-    eventually("all plugins have sessions of the new token", PATIENCE, async || {
-        let sessions = moto.sessions().await?;
-        let count = sessions.values().filter(|token| *token == "token-2").count();
-        ensure!(count >= pods.len(), "{count} sessions");
-        // Half a token was never shown to STS as a whole one.
-        let whole = sessions.values().all(|token| ["token-1", "token-2"].contains(&&**token));
-        ensure!(whole, "{:?}", sessions.values());
-        Ok(())
-    })
-    .await?;
-    moto.accept_tokens(&["token-2"]).await?;
-    moto.revoke_sessions_of("token-1", "ExpiredTokenException").await?;
+    hosted.replace_token(pods, 2.0, ["token-1", "token-2"]).await?;
     load.more(BETWEEN_STEPS).await
 }
 
@@ -119,15 +103,16 @@ async fn patched_credentials_are_taken_over_by_kubelets_own_swap(
     let moto = &hosted.moto;
     moto.check_signatures("new-key", "new-secret").await?;
     moto.accept_access_keys(&["new-key"]).await?;
-    let before = reloads(hosted, pods).await?;
-    let links: Vec<PathBuf> = pods.iter().map(|pod| data_link(hosted, pod)).collect();
+    let before = hosted.reloads(pods).await?;
+    let links: Result<Vec<PathBuf>> = pods.iter().map(|pod| hosted.credentials_link(pod)).collect();
     let credentials =
         "[default]\naws_access_key_id = new-key\naws_secret_access_key = new-secret\n";
     let patch = [("credentials", credentials)];
     hosted.cluster.client().patch_secret(NAMESPACE, "kms-creds", &patch).await?;
-    wait_reloaded(hosted, pods, &before).await?;
-    for (pod, link) in pods.iter().zip(links) {
-        ensure!(data_link(hosted, pod) != link, "kubelet has not swapped ..data of {}", pod.name);
+    hosted.wait_reloads(pods, &before, 2.0).await?;
+    for (pod, link) in pods.iter().zip(links?) {
+        let now = hosted.credentials_link(pod)?;
+        ensure!(now != link, "kubelet has not swapped ..data of {}", pod.name);
     }
     // From here on nothing but the new credentials opens anything.
     moto.accept_tokens(&[]).await?;
@@ -165,6 +150,26 @@ async fn what_each_key_wrote_reads_through_both(hosted: &Hosted, pods: &[Pod]) -
     Ok(())
 }
 
+/// Its sidecars outlive it, so that it can unwrap keys that it has not seen before.
+async fn an_ending_kube_apiserver_reads_what_its_successor_writes(
+    hosted: &Hosted,
+    pods: &[Pod],
+) -> Result<()> {
+    hosted.cluster.client().delete_pod(&pods[0]).await?;
+    eventually("its successor can be written to", PATIENCE, async || {
+        let now = hosted.pods().await?;
+        let new = now.iter().find(|pod| pods.iter().all(|old| old.uid != pod.uid));
+        let new = hosted.server(new.context("there is none")?)?;
+        new.create(Kind::Secret, "default", "successor", &[("word", "new")]).await
+    })
+    .await?;
+    let ending = hosted.cluster.client().pod(NAMESPACE, &pods[0].name).await?;
+    ensure!(ending.ending, "{} is not ending", ending.summary());
+    let data = hosted.server(&ending)?.read(Kind::Secret, "default", "successor").await?;
+    ensure!(data["word"] == "new", "{data:?}");
+    Ok(())
+}
+
 async fn wait_revision(hosted: &Hosted, pods: &[Pod], revision: &str) -> Result<()> {
     for pod in pods {
         let what = format!("the shim of {} is at revision {revision}", pod.name);
@@ -176,30 +181,4 @@ async fn wait_revision(hosted: &Hosted, pods: &[Pod], revision: &str) -> Result<
         .await?;
     }
     Ok(())
-}
-
-/// How often each pod's provider has taken changed files over.
-async fn reloads(hosted: &Hosted, pods: &[Pod]) -> Result<Vec<f64>> {
-    let mut all = Vec::new();
-    for pod in pods {
-        let metrics = hosted.provider_metrics(pod).await?;
-        all.push(metrics.sum("kms_reloads_total", &[("result", "success")]));
-    }
-    Ok(all)
-}
-
-/// Both keys of each provider have been taken over anew.
-async fn wait_reloaded(hosted: &Hosted, pods: &[Pod], before: &[f64]) -> Result<()> {
-    eventually("all providers have taken the change over", PATIENCE, async || {
-        let now = reloads(hosted, pods).await?;
-        let all = before.iter().zip(&now).all(|(before, now)| now - before >= 2.0);
-        ensure!(all, "{now:?} after {before:?}");
-        Ok(())
-    })
-    .await
-}
-
-fn data_link(hosted: &Hosted, pod: &Pod) -> PathBuf {
-    let volume = hosted.cluster.volume(pod, "secret", "aws-kms-credentials");
-    std::fs::read_link(volume.join("..data")).unwrap()
 }

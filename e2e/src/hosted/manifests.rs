@@ -5,7 +5,12 @@
 //! simulated AWS, and the token's source, which the imitated minter reads in the
 //! place of asking the hosted kube-apiserver. kube-apiserver itself has
 //! HyperShift's flags and probes as far as encryption and ending are concerned;
-//! the delay before it ends is 15 s in the place of 70 s, to save time.
+//! the delay before it ends is 15 s in the place of 70 s, to save time, where
+//! pods are rolled out.
+//!
+//! With the shim the sidecars are native ones, which kubelet starts before
+//! kube-apiserver and ends after it: one that is ending goes on serving, and must
+//! be able to read what its successor writes.
 
 use std::net::Ipv4Addr;
 
@@ -206,20 +211,24 @@ pub(super) fn server(
     url: &str,
 ) -> Value {
     let mut containers = vec![apiserver(layout)];
+    let mut sidecars = Vec::new();
     let mut volumes = volumes();
     match layout {
         Layout::Native { write, read } => {
             containers.push(native("active", write, HEALTH, images, url));
             containers.extend(read.map(|arn| native("backup", arn, HEALTH + 1, images, url)));
+            containers.push(minter());
         }
         Layout::Shim => {
-            containers.extend([shim(images), provider(images, url)]);
+            sidecars = vec![minter(), provider(images, url), shim(images)];
+            for sidecar in &mut sidecars {
+                sidecar["restartPolicy"] = "Always".into();
+            }
             for name in ["sidekey-shim", "sidekey-provider-aws"] {
                 volumes.push(json!({"name": name, "secret": {"secretName": name}}));
             }
         }
     }
-    containers.push(minter());
     let hash = digest::digest(&digest::SHA256, encryption.as_bytes());
     let hash: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     let annotation = "kube-apiserver.hypershift.openshift.io/encryption-config-hash";
@@ -237,11 +246,12 @@ pub(super) fn server(
                 },
                 "spec": {
                     "automountServiceAccountToken": false,
-                    "terminationGracePeriodSeconds": 60,
+                    "terminationGracePeriodSeconds": 120,
                     "securityContext": {
                         "runAsNonRoot": true, "runAsUser": UID, "fsGroup": UID,
                         "seccompProfile": {"type": "RuntimeDefault"},
                     },
+                    "initContainers": sidecars,
                     "containers": containers,
                     "volumes": volumes,
                 },
@@ -264,9 +274,11 @@ fn volumes() -> Vec<Value> {
 }
 
 fn apiserver(layout: &Layout<'_>) -> Value {
-    let (sockets, excluded) = match layout {
-        Layout::Native { .. } => ("/var/run", "&exclude=kms-provider-0&exclude=kms-provider-1"),
-        Layout::Shim => ("/var/run/kmsplugin", "&exclude=kms-provider-0"),
+    let (sockets, delay, excluded) = match layout {
+        Layout::Native { .. } => {
+            ("/var/run", "15s", "&exclude=kms-provider-0&exclude=kms-provider-1")
+        }
+        Layout::Shim => ("/var/run/kmsplugin", "70s", "&exclude=kms-provider-0"),
     };
     let probe = |path: &str| json!({"scheme": "HTTPS", "port": 6443, "path": path});
     json!({
@@ -282,7 +294,7 @@ fn apiserver(layout: &Layout<'_>) -> Value {
             "--service-cluster-ip-range=10.96.0.0/16", "--profiling=false",
             "--encryption-provider-config=/etc/kubernetes/secret-encryption/config.yaml",
             "--encryption-provider-config-automatic-reload=false",
-            "--shutdown-delay-duration=15s",
+            format!("--shutdown-delay-duration={delay}"),
         ],
         "ports": [{"name": "client", "containerPort": 6443, "protocol": "TCP"}],
         "livenessProbe": {

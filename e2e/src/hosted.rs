@@ -15,6 +15,7 @@
 //! before the balancer knew is answered. Nothing is sent twice.
 
 pub mod manifests;
+mod sidecars;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -302,10 +303,10 @@ impl Hosted {
         Ok(())
     }
 
-    /// What the hosted etcd holds of the load's objects of a kind.
-    pub async fn stored(&self, kind: Kind) -> Result<Vec<Entry>> {
+    /// What the hosted etcd holds of the load's objects of a kind in a namespace.
+    pub async fn stored(&self, kind: Kind, namespace: &str) -> Result<Vec<Entry>> {
         let pod = self.cluster.client().pod(NAMESPACE, &format!("{ETCD}-0")).await?;
-        let prefix = format!("/registry/{}/default/load-", kind.plural());
+        let prefix = format!("/registry/{}/{namespace}/load-", kind.plural());
         let end = prefix.replace("load-", "load.");
         let range = json!({"key": STANDARD.encode(&prefix), "range_end": STANDARD.encode(&end)});
         let http = self.cluster.pod_http(&pod, 2379)?;

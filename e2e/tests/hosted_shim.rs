@@ -135,7 +135,7 @@ async fn patched_credentials_are_taken_over_by_kubelets_own_swap(
 async fn what_each_key_wrote_reads_through_both(hosted: &Hosted, pods: &[Pod]) -> Result<()> {
     let mut by_key: BTreeMap<u64, usize> = BTreeMap::new();
     for kind in Kind::ALL {
-        for entry in hosted.stored(kind).await? {
+        for entry in hosted.stored(kind, "default").await? {
             *by_key.entry(key_number(&entry.value)?).or_default() += 1;
             let name = entry.key.rsplit('/').next().unwrap_or_default();
             for pod in pods {

@@ -17,8 +17,8 @@ use std::net::Ipv4Addr;
 use aws_lc_rs::digest;
 use serde_json::{Value, json};
 
+use super::sidecars::{minter, native, provider, restricted, shim};
 use crate::aws::{ACCOUNT, REGION};
-use crate::cluster::POD_IMAGE;
 use crate::{EncryptionConfiguration, Stanza};
 
 /// Where the hosted control plane lives.
@@ -39,7 +39,8 @@ pub(super) const HEALTH: u16 = 8080;
 /// The user of all containers of the pod: OpenShift gives each namespace one.
 const UID: u32 = 1_000_650_000;
 
-const TOKEN_DIR: &str = "/var/run/secrets/openshift/serviceaccount";
+/// Where the token is, in the pod.
+pub(super) const TOKEN_DIR: &str = "/var/run/secrets/openshift/serviceaccount";
 
 /// What a key is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,8 +230,7 @@ pub(super) fn server(
             }
         }
     }
-    let hash = digest::digest(&digest::SHA256, encryption.as_bytes());
-    let hash: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = hash(encryption);
     let annotation = "kube-apiserver.hypershift.openshift.io/encryption-config-hash";
     let labels = json!({"app": SERVER});
     json!({
@@ -242,7 +242,7 @@ pub(super) fn server(
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {
-                    "labels": labels, "annotations": {annotation: format!("sha256:{hash}")},
+                    "labels": labels, "annotations": {annotation: hash},
                 },
                 "spec": {
                     "automountServiceAccountToken": false,
@@ -258,6 +258,13 @@ pub(super) fn server(
             },
         },
     })
+}
+
+/// As HyperShift writes it into the pods' template, so that a change rolls them out.
+fn hash(encryption: &str) -> String {
+    let hash = digest::digest(&digest::SHA256, encryption.as_bytes());
+    let hex: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
 }
 
 fn volumes() -> Vec<Value> {
@@ -283,19 +290,7 @@ fn apiserver(layout: &Layout<'_>) -> Value {
     let probe = |path: &str| json!({"scheme": "HTTPS", "port": 6443, "path": path});
     json!({
         "name": SERVER, "image": SERVER_IMAGE, "imagePullPolicy": "Never",
-        "args": [
-            "--etcd-servers=http://etcd-client:2379",
-            "--bind-address=0.0.0.0", "--secure-port=6443", "--endpoint-reconciler-type=none",
-            "--tls-cert-file=/pki/tls.crt", "--tls-private-key-file=/pki/tls.key",
-            "--token-auth-file=/pki/tokens.csv", "--authorization-mode=RBAC",
-            "--service-account-key-file=/pki/service-account.pub",
-            "--service-account-signing-key-file=/pki/service-account.key",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            "--service-cluster-ip-range=10.96.0.0/16", "--profiling=false",
-            "--encryption-provider-config=/etc/kubernetes/secret-encryption/config.yaml",
-            "--encryption-provider-config-automatic-reload=false",
-            format!("--shutdown-delay-duration={delay}"),
-        ],
+        "args": flags(delay),
         "ports": [{"name": "client", "containerPort": 6443, "protocol": "TCP"}],
         "livenessProbe": {
             "httpGet": probe(&format!("livez?exclude=etcd{excluded}")),
@@ -319,107 +314,26 @@ fn apiserver(layout: &Layout<'_>) -> Value {
     })
 }
 
-/// `aws-kms-active` and `aws-kms-backup`.
-fn native(role: &str, arn: &str, port: u16, images: &Images<'_>, url: &str) -> Value {
-    json!({
-        "name": format!("aws-kms-{role}"), "image": images.aws, "imagePullPolicy": "Never",
-        "args": [
-            format!("--key={arn}"),
-            format!("--region={REGION}"),
-            format!("--listen=/var/run/awskms{role}.sock"),
-            format!("--health-port=:{port}"),
-        ],
-        "env": environment(url),
-        "ports": [{"name": format!("{role}-http"), "containerPort": port, "protocol": "TCP"}],
-        "livenessProbe": {
-            "httpGet": {"scheme": "HTTP", "port": port, "path": "healthz"},
-            "initialDelaySeconds": 120, "periodSeconds": 300, "timeoutSeconds": 160,
-            "failureThreshold": 3, "successThreshold": 1,
-        },
-        "resources": {"requests": {"cpu": "10m", "memory": "10Mi"}},
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": restricted(),
-        "volumeMounts": [
-            {"name": "kms-socket", "mountPath": "/var/run"},
-            {"name": "aws-kms-credentials", "mountPath": "/aws"},
-            {"name": "aws-kms-token", "mountPath": TOKEN_DIR},
-            {"name": "tmp-dir", "mountPath": "/tmp"},
-        ],
-    })
-}
-
-fn shim(images: &Images<'_>) -> Value {
-    json!({
-        "name": "sidekey-shim", "image": images.shim, "imagePullPolicy": "Never",
-        "args": ["--config=/config/shim.yaml"],
-        "startupProbe": exec_probe("/sidekey-shim", "kms"),
-        "resources": {"requests": {"cpu": "10m", "memory": "10Mi"}},
-        "securityContext": restricted(),
-        "volumeMounts": [
-            {"name": "kms-socket", "mountPath": "/var/run/kmsplugin"},
-            {"name": "sidekey-shim", "mountPath": "/config", "readOnly": true},
-            {"name": "kas-pki", "mountPath": "/certs", "readOnly": true},
-        ],
-    })
-}
-
-fn provider(images: &Images<'_>, url: &str) -> Value {
-    json!({
-        "name": "sidekey-aws", "image": images.aws, "imagePullPolicy": "Never",
-        "args": ["--config=/config/config.yaml"],
-        "env": environment(url),
-        "startupProbe": exec_probe("/sidekey-aws", "kms-1"),
-        "livenessProbe": {
-            "httpGet": {"port": HEALTH, "path": "/livez"}, "periodSeconds": 30, "timeoutSeconds": 10,
-        },
-        "resources": {"requests": {"cpu": "10m", "memory": "10Mi"}},
-        "securityContext": restricted(),
-        "volumeMounts": [
-            {"name": "kms-socket", "mountPath": "/var/run/kmsplugin"},
-            {"name": "sidekey-provider-aws", "mountPath": "/config", "readOnly": true},
-            {"name": "aws-kms-credentials", "mountPath": "/aws", "readOnly": true},
-            {"name": "aws-kms-token", "mountPath": TOKEN_DIR, "readOnly": true},
-        ],
-    })
-}
-
-/// The socket listens, nothing more.
-fn exec_probe(program: &str, socket: &str) -> Value {
-    let socket = format!("unix:///var/run/kmsplugin/{socket}.sock");
-    json!({
-        "exec": {"command": [program, "probe", "--socket", socket]},
-        "periodSeconds": 1, "timeoutSeconds": 10, "failureThreshold": 120,
-    })
-}
-
-/// HyperShift's token minter, imitated.
-fn minter() -> Value {
-    json!({
-        "name": "aws-kms-token-minter", "image": POD_IMAGE, "imagePullPolicy": "Never",
-        "args": ["mint", "/source/token", format!("{TOKEN_DIR}/token")],
-        "resources": {"requests": {"cpu": "10m", "memory": "30Mi"}},
-        "securityContext": restricted(),
-        "volumeMounts": [
-            {"name": "aws-kms-token", "mountPath": TOKEN_DIR},
-            {"name": "token-source", "mountPath": "/source", "readOnly": true},
-        ],
-    })
-}
-
-fn environment(url: &str) -> Value {
+/// `delay`: for how long it serves on when it was told to end.
+fn flags(delay: &str) -> Value {
     json!([
-        {"name": "AWS_SHARED_CREDENTIALS_FILE", "value": "/aws/credentials"},
-        {"name": "AWS_SDK_LOAD_CONFIG", "value": "true"},
-        {"name": "AWS_EC2_METADATA_DISABLED", "value": "true"},
-        {"name": "AWS_ENDPOINT_URL", "value": url},
+        "--etcd-servers=http://etcd-client:2379",
+        "--bind-address=0.0.0.0",
+        "--secure-port=6443",
+        "--endpoint-reconciler-type=none",
+        "--tls-cert-file=/pki/tls.crt",
+        "--tls-private-key-file=/pki/tls.key",
+        "--token-auth-file=/pki/tokens.csv",
+        "--authorization-mode=RBAC",
+        "--service-account-key-file=/pki/service-account.pub",
+        "--service-account-signing-key-file=/pki/service-account.key",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        "--service-cluster-ip-range=10.96.0.0/16",
+        "--profiling=false",
+        "--encryption-provider-config=/etc/kubernetes/secret-encryption/config.yaml",
+        "--encryption-provider-config-automatic-reload=false",
+        format!("--shutdown-delay-duration={delay}"),
     ])
-}
-
-fn restricted() -> Value {
-    json!({
-        "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
-        "capabilities": {"drop": ["ALL"]},
-    })
 }
 
 #[cfg(test)]

@@ -30,7 +30,6 @@ mod lastgood;
 mod link;
 mod metrics;
 mod page;
-mod pulse;
 mod run;
 mod service;
 mod state;

@@ -7,13 +7,12 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
-use sidekey_core::{Error, Flights, KeyId, Kind, Secret, Source, Trouble, time};
+use sidekey_core::{Error, Flights, KeyId, Kind, Pulse, Secret, Source, Trouble, time};
 
 use crate::cache::{Cache, Request};
 use crate::config::{Mode, Role};
 use crate::key::Key;
 use crate::metrics::{KeyGauges, Metrics};
-use crate::pulse::Pulse;
 use crate::table::Table;
 use crate::tls::Identity;
 

@@ -18,7 +18,7 @@ use crate::config::{KeyNumber, ProbeOptions};
 use crate::flights::Flights;
 use crate::health::{Health, Trouble};
 use crate::metrics::{KeyMetrics, Operation};
-use crate::{Call, Endpoint, Error, KeyId, Kind, Sealed, Secret, jitter, limits};
+use crate::{Call, Endpoint, Error, KeyId, Kind, Pulse, Sealed, Secret, jitter, limits};
 
 /// Tries of one call, the first included.
 const ATTEMPTS: u32 = 3;
@@ -33,6 +33,8 @@ pub(crate) struct Key {
     pub(crate) metrics: KeyMetrics,
     /// Asks the keeper for an early probe.
     pub(crate) suspicion: Notify,
+    /// For the deadlines of requests.
+    pub(crate) pulse: Pulse,
     active: ArcSwapOption<Active>,
     /// Every key_id ever announced by this process: none of them may come back.
     past: Mutex<HashSet<KeyId>>,
@@ -69,6 +71,7 @@ impl Key {
             health: Health::new(options),
             metrics,
             suspicion: Notify::new(),
+            pulse: Pulse::default(),
             active: ArcSwapOption::empty(),
             past: Mutex::default(),
             flights: Flights::default(),

@@ -39,6 +39,7 @@ mod key_id;
 mod limits;
 mod metrics;
 mod provider;
+mod pulse;
 mod reload;
 mod run;
 mod secret;
@@ -77,6 +78,7 @@ pub use limits::{
     MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_decrypt, check_encrypt, check_sealed,
 };
 pub use provider::{Call, Provider, Sealed};
+pub use pulse::Pulse;
 pub use reload::ConfigFile;
 pub use run::run;
 pub use secret::Secret;

@@ -47,6 +47,7 @@ impl KeyManagementService for KeyService {
     ) -> Result<Response<EncryptResponse>, Status> {
         let began = Instant::now();
         let deadline = deadline(request.metadata(), began);
+        self.0.pulse.keep();
         let request = request.into_inner();
         let result = match limits::check_encrypt(&request) {
             Ok(()) => {
@@ -71,6 +72,7 @@ impl KeyManagementService for KeyService {
     ) -> Result<Response<DecryptResponse>, Status> {
         let began = Instant::now();
         let deadline = deadline(request.metadata(), began);
+        self.0.pulse.keep();
         let request = request.into_inner();
         let uid = request.uid.clone();
         let result = match limits::check_decrypt(request) {

@@ -13,7 +13,7 @@ const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Beats while somebody asks for it.
 #[derive(Debug, Default)]
-pub(crate) struct Pulse(Arc<State>);
+pub struct Pulse(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -23,7 +23,7 @@ struct State {
 
 impl Pulse {
     /// Says that a request has come.
-    pub(crate) fn keep(&self) {
+    pub fn keep(&self) {
         self.0.asked.store(true, Ordering::SeqCst);
         if self.0.runs.swap(true, Ordering::SeqCst) {
             return;

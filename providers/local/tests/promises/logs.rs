@@ -119,7 +119,9 @@ async fn nothing_ever_shows_plaintext_ciphertext_or_key() {
     home.write("key", &sound[..sound.len() - 20]);
     process.logs("new files or settings refused").await;
     let mut shown = process.log();
-    assert!(shown.contains("TRACE"), "the whole log was asked for");
+    // At the lowest level our own lines are all there; what other crates trace is not.
+    assert!(shown.contains("DEBUG") && shown.contains("request served"), "no whole log: {shown}");
+    assert!(!shown.contains("TRACE"), "another crate traces: {shown}");
     shown.push_str(&process.get("/status").await.body);
     shown.push_str(&process.get("/metrics").await.body);
     shown.push_str(&format!("{:?}", home.on_key(&["show"])));

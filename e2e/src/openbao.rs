@@ -284,7 +284,11 @@ fn document(
         "log_level": "info",
     });
     document["storage"] = match storage {
-        Storage::File => json!({"file": {"path": path("data")}}),
+        Storage::File => {
+            // Alone it needs no cluster listener, which would take the port after each of ours.
+            document["disable_clustering"] = true.into();
+            json!({"file": {"path": path("data")}})
+        }
         Storage::Raft { port, .. } => {
             document["cluster_addr"] = format!("https://{}", port.address()).into();
             // Nodes that are quick to trust each other.

@@ -1,0 +1,5 @@
+//! The `sidekey` command.
+
+fn main() -> std::process::ExitCode {
+    sidekey::cli::main()
+}

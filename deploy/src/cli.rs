@@ -1,0 +1,85 @@
+//! The `sidekey` command: arguments, and how results are shown. What is done is in the library.
+//!
+//! Each command is a module with its `Args` and a function `run`, which answers through the
+//! [`Console`] and gives the exit code.
+
+mod completion;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::{Console, Error, Exit, Output};
+
+const EXAMPLES: &str = "Examples:
+  sidekey completion bash > /etc/bash_completion.d/sidekey
+
+Exit codes: 0 done or yes, 1 failed or unknown, 3 no, 64 bad usage or configuration.";
+
+/// Manages the encryption of Kubernetes control planes
+#[derive(Debug, Parser)]
+#[command(name = "sidekey", version = crate::VERSION, after_help = EXAMPLES)]
+struct Sidekey {
+    /// How to answer
+    #[arg(short, long, global = true, value_enum, default_value_t)]
+    output: Output,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Completion(completion::Args),
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let line = match Sidekey::command().try_get_matches() {
+        Ok(matches) => Sidekey::from_arg_matches(&matches),
+        Err(error) => Err(error),
+    };
+    let exit = match line {
+        Ok(Sidekey { output, command }) => {
+            let console = Console::new(output);
+            run(command, &console).unwrap_or_else(|error| console.fail(&error))
+        }
+        Err(error) => {
+            let _ = error.print();
+            if error.use_stderr() { Exit::Usage } else { Exit::Success }
+        }
+    };
+    exit.into()
+}
+
+fn run(command: Command, console: &Console) -> Result<Exit, Error> {
+    match command {
+        Command::Completion(args) => completion::run(&args, console),
+    }
+}
+
+/// Runs what waits for others: one thread is enough.
+#[allow(dead_code)]
+fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime =
+        runtime.map_err(|error| Error::failed("cannot start the runtime").because(error))?;
+    runtime.block_on(work)
+}
+
+/// The whole command line, for completion and for tests.
+fn command() -> clap::Command {
+    Sidekey::command()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_command_line_is_sound_and_every_command_shows_an_example() {
+        let command = super::command();
+        command.clone().debug_assert();
+        for command in command.get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example"), "{} shows no example", command.get_name());
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! How commands answer: tables for people, JSON and YAML for programs.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+
+use clap::ValueEnum;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::{Error, Exit};
+
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs.
+    Json,
+    /// For programs, and for files.
+    Yaml,
+}
+
+/// Where answers go, and how.
+///
+/// Answers go to stdout, everything else (progress, warnings, errors) to stderr, so that an
+/// answer can be piped.
+#[derive(Clone, Copy, Debug)]
+pub struct Console {
+    output: Output,
+    colour: bool,
+    live: bool,
+}
+
+/// An answer: its fields are what programs read, [`text`](Report::text) is what people read.
+pub trait Report: Serialize {
+    /// For people. No newline at the end.
+    fn text(&self, console: &Console) -> String;
+}
+
+/// Columns that line up.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Console {
+    /// As the terminal and the environment allow.
+    pub fn new(output: Output) -> Self {
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let colour = std::io::stdout().is_terminal() && !plain && output == Output::Table;
+        Self { output, colour, live: std::io::stderr().is_terminal() }
+    }
+
+    /// The form that was asked for.
+    pub fn output(&self) -> Output {
+        self.output
+    }
+
+    /// Whether somebody watches stderr: progress may be drawn over itself.
+    pub fn is_live(&self) -> bool {
+        self.live
+    }
+
+    /// Prints an answer. That nobody reads it is no failure.
+    pub fn answer(&self, report: &impl Report) -> Result<(), Error> {
+        let text = match self.output {
+            Output::Table => report.text(self),
+            Output::Json => serde_json::to_string_pretty(report)
+                .map_err(|error| Error::failed("cannot write JSON").because(error))?,
+            Output::Yaml => yaml(report)?,
+        };
+        let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
+        Ok(())
+    }
+
+    /// A line beside the answer.
+    pub fn note(&self, text: &str) {
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
+
+    /// Something that the operator should know, though it went on.
+    pub fn warn(&self, text: &str) {
+        self.note(&format!("warning: {text}"));
+    }
+
+    /// Prints a failure where and how it is expected, and gives the exit code.
+    pub fn fail(&self, error: &Error) -> Exit {
+        if self.output == Output::Json {
+            let json = json!({"error": error.report(), "hint": error.advice()});
+            let _ = writeln!(std::io::stdout(), "{json:#}");
+        } else {
+            self.note(&format!("error: {}", error.report()));
+            if let Some(hint) = error.advice() {
+                self.note(&format!("  {hint}"));
+            }
+        }
+        error.exit()
+    }
+
+    /// Green, where colours are shown.
+    pub fn good(&self, text: &str) -> String {
+        self.paint(text, "32")
+    }
+
+    /// Red, where colours are shown.
+    pub fn bad(&self, text: &str) -> String {
+        self.paint(text, "31")
+    }
+
+    /// Dim, where colours are shown.
+    pub fn dim(&self, text: &str) -> String {
+        self.paint(text, "2")
+    }
+
+    fn paint(&self, text: &str, code: &str) -> String {
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+impl Table {
+    /// A table with these headings.
+    pub fn new<const N: usize>(headings: [&str; N]) -> Self {
+        Self { rows: vec![headings.iter().map(|heading| heading.to_uppercase()).collect()] }
+    }
+
+    /// Adds a row.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.into());
+    }
+
+    /// Whether there is nothing but headings.
+    pub fn is_empty(&self) -> bool {
+        self.rows.len() < 2
+    }
+
+    /// The table as text; each column as wide as its widest cell.
+    pub fn render(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
+        let width = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| shown(cell)).max()
+        };
+        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(&widths) {
+                let gap = width - shown(cell) + 2;
+                let _ = write!(line, "{cell}{:gap$}", "");
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text.pop();
+        text
+    }
+}
+
+/// How wide a cell is on the screen: colours take no room.
+fn shown(cell: &str) -> usize {
+    let mut hidden = false;
+    cell.chars()
+        .filter(|&c| {
+            let counts = !hidden && c != '\x1b';
+            hidden = c == '\x1b' || (hidden && c != 'm');
+            counts
+        })
+        .count()
+}
+
+/// A document as YAML.
+pub(crate) fn yaml(document: &impl Serialize) -> Result<String, Error> {
+    serde_saphyr::to_string(document)
+        .map_err(|error| Error::failed("cannot write YAML").because(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_whatever_their_colour() {
+        let mut table = Table::new(["key", "objects"]);
+        table.row(["\x1b[32msidekey\x1b[0m".into(), "12".into()]);
+        table.row(["a".into(), "3".into()]);
+        let text = table.render();
+        assert_eq!(text, "KEY      OBJECTS\n\x1b[32msidekey\x1b[0m  12\na        3");
+    }
+
+    #[test]
+    fn yaml_reads_back_as_the_same_document() {
+        let document = json!({"name": "a: b #c", "list": [1, null, "y"], "text": "two\nlines\n"});
+        let text = yaml(&document).unwrap();
+        assert_eq!(sidekey_core::config::document(&text).unwrap(), document);
+    }
+}

@@ -19,6 +19,8 @@ mod report;
 
 pub mod cli;
 pub mod cluster;
+pub mod files;
+pub mod rotate;
 
 pub use error::{Error, Exit};
 pub use progress::Progress;

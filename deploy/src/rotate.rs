@@ -9,8 +9,10 @@
 //! what one has written all must read. Where it stands is written down before each step is taken,
 //! and each step may be taken twice: whoever is killed goes on where it was.
 
+mod drive;
 mod state;
 mod store;
 
+pub use drive::{Observer, Patience, World, abort, begin, drive};
 pub use state::{Past, Stage, State, Step, Turn};
 pub use store::{Kept, Store};

@@ -20,6 +20,7 @@ mod report;
 pub mod cli;
 pub mod cluster;
 pub mod files;
+pub mod fleet;
 pub mod rotate;
 
 pub use error::{Error, Exit};

@@ -44,6 +44,8 @@ pub struct ShimConfig {
     pub probe: ProbeOptions,
     /// How long open requests may take after the order to stop.
     pub drain: Duration,
+    /// How long clients may stay connected after SIGTERM, while all is served; zero for not at all.
+    pub linger: Duration,
     /// How often files are compared, beside the kernel's notifications.
     pub file_poll: Duration,
     /// The cache of unwrapped keys; none unless asked for.

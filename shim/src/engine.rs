@@ -147,6 +147,11 @@ impl Engine {
         identity(files, &mut self.identities, &self.watcher)
     }
 
+    /// How long to serve on for clients after SIGTERM.
+    pub(crate) fn linger(&self) -> Duration {
+        self.config.linger
+    }
+
     /// Stops listening, and lets open requests finish.
     pub(crate) async fn end(self) {
         for running in self.listeners.into_values() {
@@ -219,7 +224,9 @@ impl Engine {
             let refusals = move |count| {
                 metrics.refused.inc_by(count);
             };
-            let server = tokio::spawn(serve_kms(listener, service, stop, config.drain, refusals));
+            let (drain, clients) = (config.drain, self.shared.clients.clone());
+            let serving = serve_kms(listener, service, stop, drain, clients, refusals);
+            let server = tokio::spawn(serving);
             self.listeners.insert(endpoint, Running { legacy, stopper, server });
         }
         for spec in &config.listeners {

@@ -25,7 +25,7 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use sidekey_core::server::{Stopper, stopper};
-use sidekey_core::{Error, Kind, Source, Watcher};
+use sidekey_core::{Ending, Error, Kind, Source, Watcher};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
@@ -46,6 +46,7 @@ struct Shared {
     clients: ArcSwap<Clients>,
     plugin: ArcSwap<Plugin>,
     drain: ArcSwap<Duration>,
+    connected: sidekey_core::Clients,
     metrics: Metrics,
     config: Mutex<ConfigStatus>,
     quiet: Quiet,
@@ -95,6 +96,7 @@ impl Proxy {
             clients: ArcSwap::from_pointee(clients),
             plugin: ArcSwap::from_pointee(Plugin::new(config.plugin.clone())),
             drain: ArcSwap::from_pointee(config.drain),
+            connected: sidekey_core::Clients::default(),
             config: Mutex::new(ConfigStatus::new(source, config.revision.as_deref())),
             quiet: Quiet::default(),
         });
@@ -148,6 +150,11 @@ impl Proxy {
     pub fn note(&self, result: &Result<(), String>) {
         self.shared.metrics.config_reload(result.is_ok());
         self.shared.note(result, self.config.revision.as_deref());
+    }
+
+    /// Waits for the order to end and, where `linger` says so, for the clients.
+    fn ending(&self) -> Ending {
+        Ending::new(self.shared.connected.clone())
     }
 
     /// Takes no new connections, lets open requests end, but no longer than `drain`.

@@ -11,8 +11,8 @@ use sidekey_core::config::{self as core_config, LogFormat, Problems};
 use sidekey_core::process::{Signals, arguments, no_core_dumps, serve_admin_over, start_admin};
 use sidekey_core::telemetry::{self, LevelHandle};
 use sidekey_core::{
-    ConfigFile, Digest, EXIT_USAGE, Endpoint, Error, Files, Kind, Output, Watcher, ask, mistakes,
-    print, read_file, usage,
+    ConfigFile, Digest, EXIT_USAGE, Ending, Endpoint, Error, Farewell, Files, Kind, Output,
+    Watcher, ask, mistakes, print, read_file, usage,
 };
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -65,6 +65,10 @@ struct Flags {
     /// Address of the admin server (/livez /readyz /healthz /metrics /status /); port 0 picks one
     #[arg(long, value_name = "IP:PORT")]
     admin: Option<String>,
+    /// How long to serve on after SIGTERM while kube-apiserver is connected, where it is told to
+    /// end at the same moment
+    #[arg(long, value_name = "TIME")]
+    linger: Option<String>,
     /// Log lines for people or for machines
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -141,6 +145,7 @@ impl Flags {
             forward: None,
             listen: None,
             admin: None,
+            linger: None,
             log_format: None,
             log_level: None,
         }
@@ -159,6 +164,7 @@ impl Flags {
         for (path, value) in [
             ("/listen", &self.listen),
             ("/admin", &self.admin),
+            ("/linger", &self.linger),
             ("/log/format", &format),
             ("/log/level", &self.log_level),
         ] {
@@ -309,12 +315,14 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
         );
         file.retry_current();
     }
-    loop {
+    let mut ending = Ending::new(engine.shared.clients.clone());
+    let farewell = loop {
+        let linger = engine.linger();
         tokio::select! {
-            () = signals.next() => break,
+            farewell = ending.wait(&mut signals, linger) => break farewell,
             document = next(&mut file) => tokio::select! {
                 // Keys that hang while they are to prove themselves must not delay the end.
-                () = signals.next() => break,
+                farewell = ending.wait(&mut signals, linger) => break farewell,
                 taken = take_over(document, &flags, &mut engine) => {
                     if let (true, Some(file)) = (taken, &mut file) {
                         file.accepted();
@@ -322,11 +330,14 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
                 }
             },
         }
+    };
+    if farewell == Farewell::AtOnce {
+        return Ok(());
     }
     tracing::info!("stopping: waiting for open requests");
     tokio::select! {
         () = engine.end() => tracing::info!("stopped"),
-        () = signals.next() => tracing::warn!("second signal: stopping at once"),
+        _ = signals.next() => tracing::warn!("second signal: stopping at once"),
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
-use sidekey_core::{Error, Flights, KeyId, Kind, Pulse, Secret, Source, Trouble, time};
+use sidekey_core::{Clients, Error, Flights, KeyId, Kind, Pulse, Secret, Source, Trouble, time};
 
 use crate::cache::{Cache, Request};
 use crate::config::{Mode, Role};
@@ -25,6 +25,7 @@ pub(crate) struct Shared {
     pub(crate) flights: Flights<Request, Result<Bytes, Arc<Error>>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) pulse: Pulse,
+    pub(crate) clients: Clients,
     registry: Registry,
     started: SystemTime,
 }
@@ -97,6 +98,7 @@ impl Shared {
             flights: Flights::default(),
             metrics,
             pulse: Pulse::default(),
+            clients: Clients::default(),
             registry,
             started: SystemTime::now(),
         }
@@ -196,11 +198,10 @@ impl KeyStatus {
 impl Source for Shared {
     /// A dead read key never makes the shim unready; a write key that was never proven does.
     fn pending(&self) -> Vec<String> {
-        let writer = self.table().writer.clone();
-        if writer.announced().is_some() {
-            return Vec::new();
-        }
-        self.announced().err().map(|error| error.report()).into_iter().collect()
+        let unproven = self.table().writer.announced().is_none();
+        let unproven = unproven.then(|| self.announced().err()).flatten();
+        let unproven = unproven.map(|error| error.report());
+        unproven.into_iter().chain(self.clients.awaited()).collect()
     }
 
     fn sick(&self) -> Vec<String> {

@@ -9,6 +9,12 @@ use crate::environment::Environment;
 
 /// Where the replaced plugin listens unless told otherwise.
 const LISTEN: &str = "/var/run/kmsplugin/socket.sock";
+/// HyperShift's sockets. Its sidecars are ordinary containers in the pod of kube-apiserver, and are
+/// told to end at the same moment; nobody there can give them more flags. Elsewhere the replaced
+/// plugin is in a pod of its own, where to wait for kube-apiserver would put off its update.
+const HYPERSHIFT: [&str; 2] = ["awskmsactive.sock", "awskmsbackup.sock"];
+/// The time that HyperShift gives its pods to end, 135 s, less the time to drain.
+const LINGER: &str = "125s";
 /// What a retry costs in tokens: the old limits counted retries themselves.
 const RETRY_COST: u32 = 5;
 
@@ -105,6 +111,12 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
             health["optional"] = true.into();
         }
         let mut document = json!({"health": [health]});
+        let of_hypershift = |socket: &String| {
+            socket.rsplit('/').next().is_some_and(|name| HYPERSHIFT.contains(&name))
+        };
+        if flags.listen.iter().any(of_hypershift) {
+            document["linger"] = LINGER.into();
+        }
         if flags.debug {
             document["log"] = json!({"level": "debug"});
         }

@@ -1,7 +1,8 @@
 //! The admin endpoints: liveness, readiness, health, metrics and status.
 //!
 //! `/livez` says that the process runs and never looks at the KMS: a restart does not mend a KMS.
-//! `/readyz` lists what the start still waits for. `/healthz` is for the probes of the plugins that
+//! `/readyz` lists what the start still waits for, and says when the process is ending and serves
+//! on for its clients. `/healthz` is for the probes of the plugins that
 //! we replace: ok while every key's Status is. What tells more than that is served on loopback
 //! and on the admin socket only, and what changes state on the admin socket alone.
 
@@ -18,7 +19,7 @@ use crate::telemetry::LevelHandle;
 
 /// What the admin endpoints ask of a process.
 pub trait Source: Send + Sync + 'static {
-    /// What the start still waits for, one line each.
+    /// What the start still waits for, or the end, one line each.
     fn pending(&self) -> Vec<String>;
     /// What does not work now, one line each.
     fn sick(&self) -> Vec<String>;

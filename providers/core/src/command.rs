@@ -109,6 +109,10 @@ pub(crate) struct ProcessFlags {
     /// Time for open requests after the order to stop
     #[arg(long, value_name = "TIME")]
     drain: Option<String>,
+    /// How long to serve on after SIGTERM while clients are connected, where they are told to end
+    /// at the same moment
+    #[arg(long, value_name = "TIME")]
+    linger: Option<String>,
     /// Log lines for people or for machines
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -196,6 +200,7 @@ impl ProcessFlags {
         set(&["probe", "timeout"], text(&self.probe_timeout));
         set(&["probe", "coast"], text(&self.coast));
         set(&["drain"], text(&self.drain));
+        set(&["linger"], text(&self.linger));
         set(&["log", "format"], format);
         set(&["log", "level"], text(&self.log_level));
     }

@@ -23,6 +23,14 @@
 //! Each key has its own socket, keeper, client and health; keys share nothing but the thread. The
 //! process runs on one thread, because a sidecar that is multiplied by thousands must be small:
 //! providers must not block it.
+//!
+//! # The end
+//! A process that is told to end closes its sockets and lets open requests finish. Where its
+//! clients are told at the same moment and serve on (HyperShift's kube-apiserver, with the plugins
+//! as ordinary containers of its pod) that is too early: they still need their keys. There a
+//! process may *linger*, serving in full while anybody is connected ([`Ending`]). It must be told
+//! to, by `linger` or by flags that only HyperShift gives: a plugin in a pod of its own has
+//! clients that stay, and would put off its successor.
 
 mod admin;
 mod backend;
@@ -37,6 +45,7 @@ mod keeper;
 mod key;
 mod key_id;
 mod limits;
+mod linger;
 mod metrics;
 mod provider;
 mod pulse;
@@ -77,6 +86,7 @@ pub use key_id::{KeyId, MAX_KEY_ID, ShimPrefix, hex, sha256, split_shim_prefix};
 pub use limits::{
     MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_decrypt, check_encrypt, check_sealed,
 };
+pub use linger::{Clients, Ending, Farewell, Guest};
 pub use provider::{Call, Provider, Sealed};
 pub use pulse::Pulse;
 pub use reload::ConfigFile;

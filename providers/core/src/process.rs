@@ -47,6 +47,15 @@ pub struct Signals {
     interrupt: Signal,
 }
 
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// SIGTERM: whoever runs the process wants it to end in good order.
+    Terminate,
+    /// SIGINT: a person waits for its end.
+    Interrupt,
+}
+
 /// A core dump would hold keys. One byte, because none at all stops only dumps to a file: where
 /// the kernel pipes dumps to a program it takes 1, and nothing else, for "no dump".
 pub fn no_core_dumps() {
@@ -151,10 +160,10 @@ impl Signals {
     }
 
     /// Waits for the next one.
-    pub async fn next(&mut self) {
+    pub async fn next(&mut self) -> Order {
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => Order::Terminate,
+            _ = self.interrupt.recv() => Order::Interrupt,
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::process::{
 use crate::reload::ConfigFile;
 use crate::supervisor::Supervisor;
 use crate::telemetry::{self, LevelHandle};
-use crate::{Error, Kind};
+use crate::{Ending, Error, Farewell, Kind};
 
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
@@ -43,11 +43,12 @@ enum Commands<P: CommandLine> {
 }
 
 /// What a process keeps for its whole life, whatever a later configuration says: all but the
-/// level of the log.
+/// level of the log and the time to linger.
 struct Lasting {
     admin: (AdminOptions, Vec<HealthOptions>),
     log: LogOptions,
     times: (Duration, Duration),
+    linger: Duration,
     level: LevelHandle,
 }
 
@@ -156,12 +157,13 @@ async fn live<P: CommandLine>(
     let mut lasting = Lasting::of(&config, level);
     tokio::select! {
         applied = supervisor.apply(config) => applied?,
-        () = signals.next() => return Ok(()),
+        _ = signals.next() => return Ok(()),
     }
     let mut file = file.map(|(path, known)| ConfigFile::watch_since(&watcher, &path, known));
-    loop {
+    let mut ending = Ending::new(supervisor.shared.clients.clone());
+    let farewell = loop {
         tokio::select! {
-            () = signals.next() => break,
+            farewell = ending.wait(&mut signals, lasting.linger) => break farewell,
             document = next(&mut file) => {
                 let result = take_over::<P>(document, &process, &mut supervisor, &mut lasting);
                 if let (Ok(()), Some(file)) = (result.await, &mut file) {
@@ -169,11 +171,14 @@ async fn live<P: CommandLine>(
                 }
             }
         }
+    };
+    if farewell == Farewell::AtOnce {
+        return Ok(());
     }
     tracing::info!(?drain, "stopping: waiting for open requests");
     tokio::select! {
         () = supervisor.end() => tracing::info!("stopped"),
-        () = signals.next() => tracing::warn!("second signal: stopping at once"),
+        _ = signals.next() => tracing::warn!("second signal: stopping at once"),
     }
     drop((admin, health));
     Ok(())
@@ -229,9 +234,9 @@ async fn load<P: CommandLine>(
 
 impl Lasting {
     fn of(config: &ProcessConfig, level: LevelHandle) -> Self {
-        let ProcessConfig { admin, health, log, drain, file_poll, .. } = config;
+        let ProcessConfig { admin, health, log, drain, linger, file_poll, .. } = config;
         let admin = (admin.clone(), health.clone());
-        Self { admin, log: *log, times: (*drain, *file_poll), level }
+        Self { admin, log: *log, times: (*drain, *file_poll), linger: *linger, level }
     }
 
     /// Takes over what can be, and says what cannot.
@@ -240,6 +245,7 @@ impl Lasting {
             self.level.change(&new.log.level.to_string());
             self.log.level = new.log.level;
         }
+        self.linger = new.linger;
         let changed = [
             ("admin, adminSocket or health", self.admin != new.admin),
             ("log.format", self.log.format != new.log.format),

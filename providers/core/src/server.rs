@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::{MapOk, TryFutureExt};
+use futures_util::future::{FutureExt, MapOk, TryFutureExt};
 use http::HeaderValue;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -26,7 +26,7 @@ use crate::proto::v2::key_management_service_server::{
 };
 use crate::socket::{Listener, RateLimit, SocketOptions};
 use crate::stream::QuietStream;
-use crate::{Endpoint, Error};
+use crate::{Clients, Endpoint, Error};
 
 /// A kube-apiserver has one connection per resources stanza.
 const MAX_CONNECTIONS: usize = 256;
@@ -140,13 +140,14 @@ where
     }
 }
 
-/// Serves KMS v2 until told to stop, then lets open requests end within `drain`. `refusals` is
-/// told of connections by users who may not connect.
+/// Serves KMS v2 until told to stop, then lets open requests end within `drain`. Connections are
+/// counted among `clients`; `refusals` is told of those by users who may not connect.
 pub async fn serve_kms<S: KeyManagementService>(
     listener: Listener,
     service: S,
     mut stop: Stop,
     drain: Duration,
+    clients: Clients,
     mut refusals: impl FnMut(u64),
 ) {
     let service = KeyManagementServiceServer::new(service);
@@ -172,7 +173,9 @@ pub async fn serve_kms<S: KeyManagementService>(
         }
         match QuietStream::new(stream) {
             Ok(stream) => {
-                connections.spawn(serve_kms_over(stream, service.clone(), stop.clone()));
+                let serving = serve_kms_over(stream, service.clone(), stop.clone());
+                let guest = clients.enter();
+                connections.spawn(serving.inspect(move |()| drop(guest)));
             }
             Err(error) => tracing::warn!(%error, "cannot take a connection over"),
         }

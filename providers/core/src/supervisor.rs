@@ -18,7 +18,7 @@ use crate::server::{Stopper, bind, serve_kms, stopper};
 use crate::service::KeyService;
 use crate::socket::{Listener, SocketOptions};
 use crate::status::{ConfigStatus, KeyStatus, ProcessStatus, Refusal, time};
-use crate::{Error, Kind};
+use crate::{Clients, Error, Kind};
 
 /// The moment that clients have to give back what they hold.
 const CLOSE_TIME: Duration = Duration::from_secs(2);
@@ -29,6 +29,7 @@ pub(crate) struct Shared {
     started: SystemTime,
     keys: RwLock<BTreeMap<KeyNumber, Arc<Key>>>,
     config: Mutex<ConfigStatus>,
+    pub(crate) clients: Clients,
     pub(crate) metrics: Arc<Metrics>,
     registry: Registry,
 }
@@ -61,6 +62,7 @@ impl Supervisor {
             started: SystemTime::now(),
             keys: RwLock::default(),
             config: Mutex::new(ConfigStatus { source, ..ConfigStatus::default() }),
+            clients: Clients::default(),
             metrics,
             registry,
         };
@@ -190,9 +192,9 @@ impl Supervisor {
         let (id, kek, whole) = (spec.id, spec.kek.clone(), spec.whole.clone());
         tracing::info!(key = %id, socket = %spec.endpoint, "kms listening");
         let (service, counted) = (KeyService(key.clone()), key.clone());
-        let server = tokio::spawn(serve_kms(listener, service, stop, drain, move |count| {
-            counted.metrics.refused(count);
-        }));
+        let clients = self.shared.clients.clone();
+        let refusals = move |count| counted.metrics.refused(count);
+        let server = tokio::spawn(serve_kms(listener, service, stop, drain, clients, refusals));
         let keeper = Keeper::new(key.clone(), spec, probe, &self.watcher, rereads, inbox);
         tokio::spawn(keeper.run());
         let options = (probe, socket.clone());
@@ -232,13 +234,15 @@ impl Shared {
 
 impl Source for Shared {
     fn pending(&self) -> Vec<String> {
-        self.each(|key| {
+        let mut pending = self.each(|key| {
             let waiting = !key.health.was_proven();
             waiting.then(|| match key.health.verdict() {
                 Err(trouble) => format!("key {}: {}", key.id, trouble.text),
                 Ok(()) => format!("key {}: waiting", key.id),
             })
-        })
+        });
+        pending.extend(self.clients.awaited());
+        pending
     }
 
     fn sick(&self) -> Vec<String> {

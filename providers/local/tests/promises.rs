@@ -8,6 +8,8 @@ mod admin;
 mod hostile;
 #[path = "promises/keyfile.rs"]
 mod keyfile;
+#[path = "promises/linger.rs"]
+mod linger;
 #[path = "promises/logs.rs"]
 mod logs;
 #[path = "promises/reload.rs"]

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use sidekey_core::Canary;
 use sidekey_core::config::fields::{
-    RawLog, RawProbe, RawSocket, address, duration, endpoint, log, number, plain, socket,
+    RawLog, RawProbe, RawSocket, address, duration, endpoint, linger, log, number, plain, socket,
 };
 use sidekey_core::config::{KeyNumber, Problems, parse_duration, read};
 use sidekey_core::process::AdminOptions;
@@ -36,6 +36,7 @@ struct Raw {
     probe: Option<RawProbe>,
     coast: Option<String>,
     drain: Option<String>,
+    linger: Option<String>,
     file_poll: Option<String>,
     cache: Option<RawCache>,
     tls: Option<RawTls>,
@@ -119,6 +120,7 @@ pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
         socket: socket(raw.socket.unwrap_or_default(), problems),
         probe,
         drain: duration("drain", raw.drain.as_deref(), 10, problems),
+        linger: linger(raw.linger.as_deref(), problems),
         file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, problems),
         cache: raw.cache.and_then(|raw| cache(&raw, problems)),
         document: document.clone(),

@@ -10,8 +10,8 @@ use sidekey_core::config::{self, LogFormat, Problems};
 use sidekey_core::process::{Signals, arguments, no_core_dumps, start_admin};
 use sidekey_core::telemetry::{self, LevelHandle};
 use sidekey_core::{
-    ConfigFile, EXIT_USAGE, Error, Output, VERSION, Watcher, mistakes, print, read_file, time,
-    usage,
+    ConfigFile, EXIT_USAGE, Error, Farewell, Output, VERSION, Watcher, mistakes, print, read_file,
+    time, usage,
 };
 
 use super::config::Config;
@@ -59,6 +59,9 @@ struct Flags {
     /// Time for open requests after the order to stop
     #[arg(long, value_name = "TIME")]
     drain: Option<String>,
+    /// How long to serve on after SIGTERM while clients are connected
+    #[arg(long, value_name = "TIME")]
+    linger: Option<String>,
     /// Log lines for people or for machines
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -184,9 +187,10 @@ async fn live(
     let (admin, socket) = (config.admin.clone(), config.socket.clone());
     let mut proxy = Proxy::start(config, source, &watcher).await?;
     let _admin = start_admin(&admin, &socket, proxy.source(), level.clone()).await?;
-    loop {
+    let mut ending = proxy.ending();
+    let farewell = loop {
         let document = tokio::select! {
-            () = signals.next() => break,
+            farewell = ending.wait(&mut signals, proxy.config.linger) => break farewell,
             document = next(&mut missed, &mut file) => document,
         };
         let result = take_over(document, flags, &mut proxy, &level).await;
@@ -201,11 +205,14 @@ async fn live(
             }
             (Ok(()), None) => {}
         }
+    };
+    if farewell == Farewell::AtOnce {
+        return Ok(());
     }
     tracing::info!("stopping: waiting for open requests");
     tokio::select! {
         () = proxy.stop() => tracing::info!("stopped"),
-        () = signals.next() => tracing::warn!("second signal: stopping at once"),
+        _ = signals.next() => tracing::warn!("second signal: stopping at once"),
     }
     Ok(())
 }
@@ -256,6 +263,7 @@ impl Flags {
             (None, "admin", self.admin.clone()),
             (None, "adminSocket", self.admin_socket.clone()),
             (None, "drain", self.drain.clone()),
+            (None, "linger", self.linger.clone()),
             (Some("log"), "format", format),
             (Some("log"), "level", self.log_level.clone()),
         ];

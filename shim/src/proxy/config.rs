@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use serde::Deserialize;
 use serde_json::Value;
 use sidekey_core::config::fields::{
-    LogOptions, RawLog, RawSocket, address, duration, endpoint, log, plain, socket,
+    LogOptions, RawLog, RawSocket, address, duration, endpoint, linger, log, plain, socket,
 };
 use sidekey_core::config::{Problems, read};
 use sidekey_core::process::AdminOptions;
@@ -38,6 +38,8 @@ pub struct Config {
     pub log: LogOptions,
     /// How long open requests may take after the order to stop.
     pub drain: Duration,
+    /// How long clients may stay connected after SIGTERM, while all is served; zero for not at all.
+    pub linger: Duration,
     /// How often files are compared, beside the kernel's notifications.
     pub file_poll: Duration,
 }
@@ -89,6 +91,7 @@ struct Raw {
     socket: Option<RawSocket>,
     log: Option<RawLog>,
     drain: Option<String>,
+    linger: Option<String>,
     file_poll: Option<String>,
 }
 
@@ -137,6 +140,7 @@ impl Config {
                 socket: socket(raw.socket.unwrap_or_default(), problems_),
                 log: log(raw.log.unwrap_or_default(), problems_),
                 drain: duration("drain", raw.drain.as_deref(), 10, problems_),
+                linger: linger(raw.linger.as_deref(), problems_),
                 file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, problems_),
             })
         })();

@@ -108,6 +108,7 @@ impl Visit {
         let Some(_seat) = Seat::take(&self.shared) else {
             return self.reject(Rejection::TooMany, "too many open connections");
         };
+        let _guest = self.shared.connected.enter();
         let names = trust.as_ref().map(|(_, peer)| peer.sans.clone());
         let service = Service { shared: self.shared.clone(), names: names.clone() };
         let service = KeyManagementServiceServer::new(service);

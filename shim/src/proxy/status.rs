@@ -53,7 +53,7 @@ impl Source for Shared {
     /// It listens as soon as it exists, and does not wait for the plugin: a client that asks too
     /// early gets an answer that says so.
     fn pending(&self) -> Vec<String> {
-        Vec::new()
+        self.connected.awaited().into_iter().collect()
     }
 
     fn sick(&self) -> Vec<String> {

@@ -10,7 +10,7 @@ use sidekey_core::proto::v2::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
 };
 use sidekey_core::server::{Stopper, serve_kms, stopper};
-use sidekey_core::{Endpoint, Listener, SocketOptions};
+use sidekey_core::{Clients, Endpoint, Listener, SocketOptions};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tonic::{Code, Request, Response, Status};
@@ -53,7 +53,14 @@ impl Plugin {
         let (listener, _) = Listener::bind(&endpoint, &options).await.unwrap();
         let (stopper, stop) = stopper();
         let service = Service(manners.clone());
-        let server = tokio::spawn(serve_kms(listener, service, stop, Duration::ZERO, |_| {}));
+        let server = tokio::spawn(serve_kms(
+            listener,
+            service,
+            stop,
+            Duration::ZERO,
+            Clients::default(),
+            |_| {},
+        ));
         Self { path: path.to_owned(), manners, stopper, server }
     }
 

@@ -33,6 +33,19 @@ fn hypershifts_arguments_are_taken() {
 }
 
 #[test]
+fn only_in_the_pod_of_hypershift_does_it_wait_for_kube_apiserver() {
+    for (listen, linger) in [
+        ("--listen=/var/run/awskmsactive.sock", json!("125s")),
+        ("--listen=unix:///var/run/awskmsbackup.sock", json!("125s")),
+        ("--listen=/var/run/kmsplugin/socket.sock", Value::Null),
+        ("--listen=/awskmsactive.sock/kms.sock", Value::Null),
+    ] {
+        assert_eq!(document(&["--key=alias/a", listen]).unwrap()["linger"], linger, "{listen}");
+    }
+    assert_eq!(document(&["--key=alias/a"]).unwrap()["linger"], Value::Null);
+}
+
+#[test]
 fn lists_of_keys_and_sockets_belong_together_in_their_order() {
     let repeated = ["--key=alias/a", "--listen=/a", "--key=alias/b", "--listen=/b"];
     let commas = ["--key=alias/a,alias/b", "--listen=/a,/b"];

@@ -202,6 +202,15 @@ pub fn duration(path: &str, text: Option<&str>, seconds: u64, problems: &mut Pro
     }
 }
 
+/// Reads `linger`, which may be zero and is so by default.
+pub fn linger(text: Option<&str>, problems: &mut Problems) -> Duration {
+    let parsed = text.map_or(Ok(Duration::ZERO), parse_duration);
+    parsed.unwrap_or_else(|error| {
+        problems.add("linger", &error);
+        Duration::ZERO
+    })
+}
+
 impl Default for LogOptions {
     fn default() -> Self {
         Self { format: LogFormat::Text, level: tracing::Level::INFO }

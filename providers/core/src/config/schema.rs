@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::fields::{
     LogOptions, ProbeOptions, RawHealth, RawLog, RawProbe, RawSocket, address, duration, endpoint,
-    health, log, number, plain, probe, socket, text,
+    health, linger, log, number, plain, probe, socket, text,
 };
 use super::{Problems, read};
 use crate::backend::{Connector, Typed};
@@ -45,6 +45,8 @@ pub struct ProcessConfig {
     pub probe: ProbeOptions,
     /// How long open requests may take after the order to stop.
     pub drain: Duration,
+    /// How long clients may stay connected after SIGTERM, while all is served; zero for not at all.
+    pub linger: Duration,
     /// How often files are compared, beside the kernel's notifications.
     pub file_poll: Duration,
     pub(crate) keys: Vec<KeySpec>,
@@ -76,6 +78,8 @@ struct RawProcess {
     probe: Option<RawProbe>,
     #[serde(deserialize_with = "text")]
     drain: Option<String>,
+    #[serde(deserialize_with = "text")]
+    linger: Option<String>,
     #[serde(deserialize_with = "text")]
     file_poll: Option<String>,
     keys: Option<Vec<Option<BTreeMap<String, Value>>>>,
@@ -123,6 +127,7 @@ pub fn parse<P: Provider>(document: &Value) -> Result<ProcessConfig, Problems> {
         socket: socket(raw.socket.unwrap_or_default(), &mut problems),
         probe: probe(raw.probe.unwrap_or_default(), &mut problems),
         drain: duration("drain", raw.drain.as_deref(), 10, &mut problems),
+        linger: linger(raw.linger.as_deref(), &mut problems),
         file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, &mut problems),
         keys,
         shown: super::redacted(document),

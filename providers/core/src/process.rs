@@ -93,7 +93,8 @@ pub async fn start_admin(
     let admin = |reach| Arc::new(Admin::new(source.clone(), level.clone(), reach));
     let (stopper, stop) = stopper();
     if let Some(address) = options.address {
-        let listener = listen(address).await?;
+        let hint = "choose another admin address; port 0 picks a free one";
+        let listener = listen("admin address", address, hint).await?;
         let address = listener.local_addr().unwrap_or(address);
         tracing::info!(%address, "admin listening");
         tokio::spawn(serve_admin(listener, admin(Reach::of(address.ip())), stop.clone()));
@@ -114,7 +115,8 @@ pub async fn start_health(
 ) -> Result<Stopper, Error> {
     let (stopper, stop) = stopper();
     for options in options {
-        let listener = match listen(options.address).await {
+        let (what, hint) = options.words();
+        let listener = match listen(what, options.address, hint).await {
             Err(error) if options.optional => {
                 tracing::warn!(error = %error.report(), "health is not served");
                 continue;
@@ -139,12 +141,23 @@ where
     serve_http1(stream, Arc::new(Admin::new(source, level, Reach::Loopback))).await;
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
+async fn listen(what: &str, address: SocketAddr, hint: &str) -> Result<TcpListener, Error> {
     TcpListener::bind(address).await.map_err(|error| {
-        Error::new(Kind::Config, format!("cannot listen on admin address {address}"))
+        Error::new(Kind::Config, format!("cannot listen on {what} {address}"))
             .with_source(error)
-            .with_hint("choose another admin address; port 0 picks a free one")
+            .with_hint(hint)
     })
+}
+
+impl HealthOptions {
+    /// What people know it by, and what to do where it is taken.
+    fn words(&self) -> (&'static str, &'static str) {
+        if self.healthz.is_none() && self.livez.is_none() {
+            ("metrics port", "choose another by --metrics-port, or by health in the configuration")
+        } else {
+            ("health port", "choose another by --health-port, or by health in the configuration")
+        }
+    }
 }
 
 impl Signals {

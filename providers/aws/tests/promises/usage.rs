@@ -128,3 +128,21 @@ async fn a_configuration_is_checked_on_paper_and_at_aws() {
     assert_eq!(failed.status.code(), Some(1), "{failed:?}");
     assert!(complaint(&failed).contains("key 2"), "{}", complaint(&failed));
 }
+
+#[test]
+fn a_health_port_that_is_taken_is_called_so() {
+    let scratch = Scratch::new("busy").unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (health, listen) = (
+        format!("--health-port={address}"),
+        format!("--listen={}/kms.sock", scratch.path().display()),
+    );
+    let failed = run(&["--key=alias/a", "--region=us-east-1", &listen, &health], &[]);
+    let said = complaint(&failed);
+    assert_eq!(failed.status.code(), Some(1), "{said}");
+    for part in [&format!("health port {address}"), "in use", "another by --health-port"] {
+        assert!(said.contains(part), "without {part:?}: {said}");
+    }
+    assert!(!said.contains("admin"), "{said}");
+}

@@ -57,7 +57,12 @@ where
 }
 
 fn silent(action: &str, object: &str, error: &ConnectorError) -> Error {
-    let kind = if error.is_timeout() { Kind::Timeout } else { Kind::Unavailable };
+    let kind = match error {
+        error if error.is_timeout() => Kind::Timeout,
+        // A URL, a proxy or a certificate that nobody but the operator can mend.
+        error if error.is_user() => Kind::Config,
+        _ => Kind::Unavailable,
+    };
     let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), chain);
     Error::new(kind, format!("{action} on {object}: {cause}")).with_hint(reach(&cause))
 }

@@ -83,6 +83,10 @@ impl Ways {
         // Two round trips and a signature, where TCP has one.
         let stream = match timeout(limit * 2, shaking).await {
             Ok(Ok(stream)) => stream,
+            // No waiting mends it: the bundle or what answers there is the wrong one.
+            Ok(Err(error)) if is_distrust(&error) => {
+                return Err(ConnectorError::user(wrapped("TLS", origin, error)));
+            }
             Ok(Err(error)) => return Err(ConnectorError::io(wrapped("TLS", origin, error))),
             Err(_) => return Err(late("TLS", origin)),
         };
@@ -136,6 +140,12 @@ async fn addresses(origin: &Origin) -> Result<Vec<SocketAddr>, ConnectorError> {
     let found = tokio::net::lookup_host((origin.name(), origin.port)).await;
     let found = found.map_err(|error| ConnectorError::io(wrapped("name lookup", origin, error)))?;
     Ok(found.collect())
+}
+
+/// Whether the certificate that the other end has shown is not trusted.
+fn is_distrust(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    matches!(cause, Some(rustls::Error::InvalidCertificate(_)))
 }
 
 pub(super) fn wrapped(

@@ -2,23 +2,30 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::ensure;
-use serde_json::json;
+use serde_json::{Value, json};
 use sidekey_e2e::aws::{AwsPlugin, REGION};
 use sidekey_e2e::gateway::Gateway;
 use sidekey_e2e::pki::Authority;
 use tonic::Code;
 
-use crate::support::{ACCESS_KEY, Aws, PLAINTEXT, SECRET_KEY, healthy, kms, launch, sick, until};
+use crate::support::{
+    ACCESS_KEY, Aws, PLAINTEXT, SECRET_KEY, binary, healthy, kms, launch, sick, until,
+};
 
 struct Scene {
     plugin: AwsPlugin,
     gateway: Gateway,
     bundle: PathBuf,
     dir: PathBuf,
+    config: PathBuf,
     _aws: Aws,
 }
+
+const ENVIRONMENT: [(&str, &str); 2] =
+    [("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY)];
 
 async fn start(name: &str, authority: &Authority, bundle: &str) -> Scene {
     let aws = Aws::start(name).await;
@@ -37,9 +44,20 @@ async fn start(name: &str, authority: &Authority, bundle: &str) -> Scene {
     });
     let config = AwsPlugin::write_config(&aws.dir(), &config).unwrap();
     let flags = [format!("--config={}", config.display())];
-    let env = [("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY)];
-    let plugin = launch(&aws.dir(), &flags, &env).await;
-    Scene { plugin, gateway, bundle: path, dir, _aws: aws }
+    let plugin = launch(&aws.dir(), &flags, &ENVIRONMENT).await;
+    Scene { plugin, gateway, bundle: path, dir, config, _aws: aws }
+}
+
+impl Scene {
+    /// What `check --connect` says of the configuration.
+    async fn check(&self) -> Value {
+        let mut command = Command::new(binary());
+        command.args(["check", "--connect", "-o", "json", "--config"]).arg(&self.config);
+        command.env_clear().envs(ENVIRONMENT);
+        let ran = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        assert_eq!(ran.status.code(), Some(1), "{ran:?}");
+        serde_json::from_slice(&ran.stdout).unwrap()
+    }
 }
 
 /// Waits until a bundle has been taken over, which is one more reload.
@@ -74,7 +92,7 @@ async fn a_ca_is_replaced_while_it_runs_without_a_failed_call() {
     // It is really verified: the old one is trusted no more.
     scene.gateway.present(&old.server(&scene.dir, "third").unwrap()).unwrap();
     let refused = client.decrypt(&sealed).await.unwrap_err();
-    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
 }
 
 #[tokio::test]
@@ -88,7 +106,11 @@ async fn an_unknown_ca_is_refused_by_name_and_healed_by_the_right_bundle() {
         Ok(error)
     })
     .await;
-    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    let checked = scene.check().await;
+    assert_eq!(checked["kind"], "config", "{checked}");
+    let text = checked["error"].as_str().unwrap();
+    assert!(text.contains("not trusted: set settings.caBundle"), "{text}");
     fs::write(&scene.bundle, own.pem()).unwrap();
     healthy(&scene.plugin, "kms").await;
     // A bundle without a certificate in it is refused; the last good one stays.

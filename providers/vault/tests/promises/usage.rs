@@ -1,6 +1,7 @@
 //! Mistakes, what is said of them, and what is never said.
 
 use serde_json::json;
+use sidekey_e2e::pki::Authority;
 use tonic::Code;
 
 use crate::support::{PLAINTEXT, Stage, failed, run};
@@ -93,6 +94,22 @@ async fn check_tells_a_good_configuration_from_one_that_does_not_connect() {
     let ran = tokio::task::spawn_blocking(move || run(&words)).await.unwrap();
     assert_eq!(ran.status.code(), Some(1), "{ran:?}");
     assert!(String::from_utf8_lossy(&ran.stderr).contains("decrypt"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn check_calls_a_certificate_that_is_not_trusted_a_mistake_of_the_configuration() {
+    let stage = Stage::new("distrust").await;
+    let file = stage.path("vault.yaml").display().to_string();
+    stage.write("other.crt", &Authority::new("another CA").unwrap().pem());
+    let mut document = stage.document();
+    document["keys"][0]["settings"]["tls"]["caFile"] = json!(stage.path("other.crt"));
+    std::fs::write(&file, document.to_string()).unwrap();
+    let words = args(&["check", "--connect", "--config", &file, "-o", "json"]);
+    let ran = tokio::task::spawn_blocking(move || run(&words)).await.unwrap();
+    assert_eq!(ran.status.code(), Some(1), "{ran:?}");
+    let said: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert_eq!(said["kind"], "config", "{said}");
+    assert!(said["error"].as_str().unwrap().contains("check settings.tls.caFile"), "{said}");
 }
 
 #[tokio::test]

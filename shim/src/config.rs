@@ -11,15 +11,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use sidekey_core::config::{KeyNumber, LogOptions, ProbeOptions};
 use sidekey_core::process::AdminOptions;
-use sidekey_core::{Canary, Endpoint, SocketOptions};
+use sidekey_core::{Canary, Endpoint, NO_FINGERPRINT, SocketOptions};
 
 pub use layout::{directory, from_encryption_configuration};
 pub use parse::parse;
 
 use crate::tls::TlsFiles;
-
-/// A fingerprint that says nothing: the configuration names none.
-pub const NO_FINGERPRINT: &str = "00000000";
 
 /// Everything the shim needs to run.
 #[derive(Clone, Debug)]

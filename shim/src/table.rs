@@ -67,7 +67,9 @@ mod tests {
     use sidekey_core::config::ProbeOptions;
 
     use super::*;
-    use crate::config::{NO_FINGERPRINT, UpstreamSpec};
+    use sidekey_core::NO_FINGERPRINT;
+
+    use crate::config::UpstreamSpec;
     use crate::upstream::Upstream;
 
     fn key(id: u64, fingerprint: &str) -> Arc<Key> {

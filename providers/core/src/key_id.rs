@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use aws_lc_rs::digest;
+use serde_json::Value;
 
 use crate::{Error, Kind};
 
@@ -12,6 +13,9 @@ pub const MAX_KEY_ID: usize = 1024;
 
 /// What the shim puts before a provider's key_id: `sidekey/<keyID>-<fingerprint>/`.
 const SHIM_SCHEME: &str = "sidekey/";
+
+/// A fingerprint that says nothing: nothing is known of the KEK.
+pub const NO_FINGERPRINT: &str = "00000000";
 
 /// Names one KEK and the exact version of it; cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,9 +69,7 @@ pub fn split_shim_prefix(key_id: &str) -> (Option<ShimPrefix<'_>>, &str) {
         let (label, rest) = rest.split_once('/')?;
         let (key, fingerprint) = label.split_once('-')?;
         let canonical = !key.starts_with('0') && key.bytes().all(|b| b.is_ascii_digit());
-        let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
-        let sound = (4..=64).contains(&fingerprint.len()) && fingerprint.bytes().all(hex);
-        if !canonical || !sound || rest.is_empty() {
+        if !canonical || !is_fingerprint(fingerprint) || rest.is_empty() {
             return None;
         }
         Some((ShimPrefix { key: key.parse().ok()?, fingerprint }, rest))
@@ -76,6 +78,22 @@ pub fn split_shim_prefix(key_id: &str) -> (Option<ShimPrefix<'_>>, &str) {
         Some((prefix, rest)) => (Some(prefix), rest),
         None => (None, key_id),
     }
+}
+
+/// The short fingerprint of a key's `kek` section, as the shim puts it into key_ids;
+/// [`NO_FINGERPRINT`] for none. Whoever writes the shim's files must come to the same.
+pub fn fingerprint(kek: &Value) -> String {
+    if kek.is_null() {
+        return NO_FINGERPRINT.to_owned();
+    }
+    // Maps are sorted, so that the order of fields does not matter.
+    hex(&sha256(kek.to_string().as_bytes())[..4])
+}
+
+/// Whether a text has the form of a fingerprint: 4 to 64 lower-case hex digits.
+pub fn is_fingerprint(text: &str) -> bool {
+    let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+    (4..=64).contains(&text.len()) && text.bytes().all(hex)
 }
 
 /// The limits that kube-apiserver enforces on every answer and on every read from etcd.
@@ -144,6 +162,16 @@ mod tests {
         ] {
             assert_eq!(split_shim_prefix(text), (None, text));
         }
+    }
+
+    #[test]
+    fn a_fingerprint_follows_the_kek_and_not_the_order_of_its_fields() {
+        let print = |text: &str| fingerprint(&serde_json::from_str(text).unwrap_or_default());
+        assert_eq!(print(r#"{"a": 1, "b": [2]}"#), print(r#"{"b": [2], "a": 1}"#));
+        assert_ne!(print(r#"{"a": 1}"#), print(r#"{"a": 2}"#));
+        assert_eq!(print("null"), NO_FINGERPRINT);
+        // Stored data carries it: it must never come out otherwise.
+        assert_eq!(print(r#"{"mount":"transit","key":"kms"}"#), "b560393e");
     }
 
     #[test]

@@ -82,7 +82,10 @@ pub use error::{Error, Kind};
 pub use files::{Digest, Files, Subscription, Watcher};
 pub use flights::{Flights, Landed};
 pub use health::{Health, Snapshot, Trouble};
-pub use key_id::{KeyId, MAX_KEY_ID, ShimPrefix, hex, sha256, split_shim_prefix};
+pub use key_id::{
+    KeyId, MAX_KEY_ID, NO_FINGERPRINT, ShimPrefix, fingerprint, hex, is_fingerprint, sha256,
+    split_shim_prefix,
+};
 pub use limits::{
     MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_decrypt, check_encrypt, check_sealed,
 };

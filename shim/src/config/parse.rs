@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde_json::Value;
-use sidekey_core::Canary;
 use sidekey_core::config::fields::{
     RawLog, RawProbe, RawSocket, address, duration, endpoint, linger, log, number, plain, socket,
 };
 use sidekey_core::config::{KeyNumber, Problems, parse_duration, read};
 use sidekey_core::process::AdminOptions;
+use sidekey_core::{Canary, NO_FINGERPRINT};
 
 use super::{
-    Address, AdminTls, CacheOptions, ClientTls, KeySpec, ListenerSpec, Mode, NO_FINGERPRINT, Role,
-    ShimConfig, UpstreamSpec,
+    Address, AdminTls, CacheOptions, ClientTls, KeySpec, ListenerSpec, Mode, Role, ShimConfig,
+    UpstreamSpec,
 };
 use crate::tls::{self, TlsFiles};
 
@@ -176,22 +176,13 @@ fn key(raw: &RawKey, tls: Option<&RawTls>, problems: &mut Problems) -> Option<Ke
 
 /// The given one, or that of the `kek` section, or none.
 fn fingerprint(raw: &RawKey, problems: &mut Problems) -> String {
-    let sound = |text: &str| {
-        (4..=64).contains(&text.len())
-            && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-    };
-    match (&raw.fingerprint, &raw.kek) {
-        (Some(text), _) if sound(text) => text.clone(),
-        (Some(_), _) => {
+    match &raw.fingerprint {
+        Some(text) if sidekey_core::is_fingerprint(text) => text.clone(),
+        Some(_) => {
             problems.add("fingerprint", "is not 4 to 64 lower-case hex digits");
             NO_FINGERPRINT.to_owned()
         }
-        // Maps are sorted, so that the order of fields does not matter.
-        (None, Some(kek)) if !kek.is_null() => {
-            let digest = sidekey_core::sha256(kek.to_string().as_bytes());
-            sidekey_core::hex(&digest[..4])
-        }
-        _ => NO_FINGERPRINT.to_owned(),
+        None => sidekey_core::fingerprint(raw.kek.as_ref().unwrap_or(&Value::Null)),
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::fields::{
@@ -26,7 +26,7 @@ const SOCKET_DIRECTORY: &str = "/var/run/kmsplugin";
 const MAX_KEYS: usize = 1000;
 
 /// The sequence number of a key in its control plane: 1, 2, 3 …, never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct KeyNumber(pub u64);
 
 /// Everything a provider process needs to run.

@@ -1,0 +1,370 @@
+//! `SecretEncryption`: how one control plane is encrypted, in one document.
+//!
+//! It says which keys there are and what they are for, how their providers are set up, and which
+//! resources of the API are encrypted. The same types serve the command, which reads them from a
+//! file, and the operator, which reads them from the cluster.
+//!
+//! What belongs to a vendor (`kek`, `settings`, `credentials`) is passed on as it is written: the
+//! provider's own binary judges it.
+
+mod files;
+mod keys;
+pub mod names;
+mod parse;
+mod raw;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use sidekey_core::config::Problems;
+
+pub use sidekey_core::config::KeyNumber;
+
+/// The group and version of [`SecretEncryption`].
+pub const API_VERSION: &str = "sidekey.dev/v1alpha1";
+/// Its kind.
+pub const KIND: &str = "SecretEncryption";
+/// The type of a key whose plugin somebody else runs.
+pub const EXTERNAL: &str = "external";
+
+/// How one control plane is encrypted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SecretEncryption {
+    /// Name of the object.
+    pub name: String,
+    /// Namespace of the control plane; none for files on a host.
+    pub namespace: Option<String>,
+    /// What is wanted.
+    pub spec: Spec,
+}
+
+/// What is wanted.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec {
+    /// The kube-apiserver that it is for.
+    pub control_plane: ControlPlane,
+    /// Resources under the provider name `sidekey`.
+    pub resources: Vec<String>,
+    /// More of them, each under a name of its own; the socket is the same.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stanzas: Vec<Stanza>,
+    /// How long kube-apiserver waits for the shim.
+    pub timeout: String,
+    /// Where providers run.
+    pub placement: Placement,
+    /// Images of the sidecars, by the name of their binary without `sidekey-`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub images: BTreeMap<String, String>,
+    /// Passed on to the shim's file.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub shim: Map<String, Value>,
+    /// What lands beside the shim's file: certificates for its TLS.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shim_files: Vec<FileRef>,
+    /// The key of data that was written without the shim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub legacy_key: Option<KeyNumber>,
+    /// Names that stored data carries from before, kept until a census of them is zero.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adopt: Vec<Adoption>,
+    /// Keys that kube-apiserver holds itself, of before or for after a KMS.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ciphers: Vec<Cipher>,
+    /// What new data is written with.
+    pub write: Writer,
+    /// The keys of KMSs; exactly one writes.
+    pub keys: Vec<Key>,
+}
+
+/// The kube-apiserver of a control plane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ControlPlane {
+    /// Labels of its pods in the namespace.
+    pub selector: BTreeMap<String, String>,
+    /// Its container in them.
+    pub container: String,
+}
+
+/// Resources under a provider name of their own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Stanza {
+    /// The provider name is `sidekey-<name>`.
+    pub name: String,
+    /// Resources, as EncryptionConfiguration names them.
+    pub resources: Vec<String>,
+}
+
+/// Where providers run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub enum Placement {
+    /// In kube-apiserver's pods.
+    #[default]
+    Sidecar,
+    /// In a Deployment of their own, behind the socket proxy.
+    Proxy,
+}
+
+/// An old provider name whose data the shim reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Adoption {
+    /// The name in the stored data.
+    pub name: String,
+    /// A socket of the shim's for it alone; none if `legacyKey` of the main socket serves it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<String>,
+    /// The key that wrote it.
+    pub key: KeyNumber,
+}
+
+/// A key that kube-apiserver holds itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Cipher {
+    /// Its name in the stored data.
+    pub name: String,
+    /// The algorithm.
+    #[serde(rename = "type")]
+    pub kind: CipherKind,
+    /// Where the key is: its raw bytes.
+    #[serde(flatten)]
+    pub source: FileSource,
+}
+
+/// Algorithms that kube-apiserver has itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CipherKind {
+    /// AES-CBC.
+    Aescbc,
+    /// AES-GCM.
+    Aesgcm,
+    /// XSalsa20 and Poly1305.
+    Secretbox,
+}
+
+/// What new data is written with; everything else is only read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Writer {
+    /// The shim, and behind it the key whose role is write.
+    #[default]
+    Keys,
+    /// The cipher of this name.
+    Cipher(String),
+    /// Nothing: new data is stored in clear.
+    Identity,
+}
+
+/// What a key is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Wraps new data; exactly one key has this role.
+    Write,
+    /// Unwraps old data.
+    Read,
+}
+
+/// One key of a KMS.
+#[derive(Clone, PartialEq, Serialize)]
+pub struct Key {
+    /// Its number, never reused.
+    pub id: KeyNumber,
+    /// Who serves it: the binary `sidekey-<vendor>`, or [`EXTERNAL`] for a plugin of others.
+    #[serde(rename = "type")]
+    pub vendor: String,
+    /// What it is for.
+    pub role: Role,
+    /// What makes the KEK: a change here is another key.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub kek: Value,
+    /// How it is reached.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub settings: Value,
+    /// How the provider logs in: paths of `files`.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub credentials: Value,
+    /// What lands beside the provider's file.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<FileRef>,
+    /// What the key must be able to read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canary: Option<Value>,
+    /// Set only where it is not that of `kek`.
+    #[serde(rename = "fingerprint", skip_serializing_if = "Option::is_none")]
+    pub given_fingerprint: Option<String>,
+    /// The provider's socket.
+    pub listen: String,
+    /// How the shim reaches it, if not through that socket.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub endpoints: Vec<String>,
+}
+
+/// A file that pods mount, and where its content comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileRef {
+    /// Its name in `/etc/sidekey`.
+    pub name: String,
+    /// Where its content comes from.
+    #[serde(flatten)]
+    pub source: FileSource,
+}
+
+/// Where content comes from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FileSource {
+    /// A Secret of the control plane's namespace.
+    Secret(ObjectKey),
+    /// A ConfigMap of the control plane's namespace.
+    ConfigMap(ObjectKey),
+    /// A file beside the document; for people, not for the operator.
+    File(PathBuf),
+}
+
+/// One entry of a Secret or ConfigMap.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct ObjectKey {
+    /// Name of the object.
+    pub name: String,
+    /// The key in its data.
+    pub key: String,
+}
+
+impl SecretEncryption {
+    /// Reads YAML or JSON; `Err` lists every mistake in it.
+    pub fn parse(text: &str) -> Result<Self, Problems> {
+        parse::parse(&sidekey_core::config::document(text)?)
+    }
+
+    /// Reads a document; `Err` lists every mistake in it.
+    pub fn from_document(document: &Value) -> Result<Self, Problems> {
+        parse::parse(document)
+    }
+
+    /// The document, with all that was left to defaults.
+    pub fn document(&self) -> Value {
+        let mut metadata = json!({"name": self.name});
+        if let Some(namespace) = &self.namespace {
+            metadata["namespace"] = namespace.as_str().into();
+        }
+        let spec = serde_json::to_value(&self.spec).unwrap_or_default();
+        json!({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
+    }
+
+    /// The key that writes; there is one where there are keys.
+    pub fn writer(&self) -> Option<&Key> {
+        self.spec.keys.iter().find(|key| key.role == Role::Write)
+    }
+
+    /// The key of this number.
+    pub fn key(&self, id: KeyNumber) -> Option<&Key> {
+        self.spec.keys.iter().find(|key| key.id == id)
+    }
+
+    /// Every vendor whose provider is ours to run, in order of name.
+    pub fn vendors(&self) -> Vec<&str> {
+        let ours = self.spec.keys.iter().filter(|key| !key.is_external());
+        let mut vendors: Vec<&str> = ours.map(|key| key.vendor.as_str()).collect();
+        vendors.sort_unstable();
+        vendors.dedup();
+        vendors
+    }
+
+    /// Everything that content is needed of.
+    pub fn sources(&self) -> Vec<&FileSource> {
+        let spec = &self.spec;
+        let files = spec.keys.iter().flat_map(|key| &key.files).chain(&spec.shim_files);
+        let ciphers = spec.ciphers.iter().map(|cipher| &cipher.source);
+        let mut sources: Vec<&FileSource> = files.map(|file| &file.source).chain(ciphers).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        sources
+    }
+
+    /// The image of a sidecar: `shim`, `proxy` or a vendor.
+    pub fn image(&self, name: &str) -> String {
+        let default = || format!("localhost/sidekey-{name}:{}", crate::VERSION);
+        self.spec.images.get(name).cloned().unwrap_or_else(default)
+    }
+}
+
+impl Key {
+    /// As the shim puts it into key_ids.
+    pub fn fingerprint(&self) -> String {
+        let given = self.given_fingerprint.clone();
+        given.unwrap_or_else(|| sidekey_core::fingerprint(&self.kek))
+    }
+
+    /// Whether somebody else runs the plugin.
+    pub fn is_external(&self) -> bool {
+        self.vendor == EXTERNAL
+    }
+
+    /// How the shim reaches it.
+    pub fn endpoints(&self) -> Vec<String> {
+        match self.endpoints.as_slice() {
+            [] => vec![self.listen.clone()],
+            given => given.to_vec(),
+        }
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let document = serde_json::to_value(self).unwrap_or_default();
+        write!(f, "Key({})", sidekey_core::config::redacted(&document))
+    }
+}
+
+impl Role {
+    /// As it is written.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+impl CipherKind {
+    /// As EncryptionConfiguration names it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Aescbc => "aescbc",
+            Self::Aesgcm => "aesgcm",
+            Self::Secretbox => "secretbox",
+        }
+    }
+}
+
+impl Serialize for Writer {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(match self {
+            Self::Keys => "keys",
+            Self::Cipher(name) => name,
+            Self::Identity => "identity",
+        })
+    }
+}
+
+impl fmt::Display for FileSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Secret(ObjectKey { name, key }) => write!(f, "Secret {name}, key {key}"),
+            Self::ConfigMap(ObjectKey { name, key }) => write!(f, "ConfigMap {name}, key {key}"),
+            Self::File(path) => write!(f, "file {}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,66 @@
+//! The names that everything has: Secrets, labels, sockets, files. Pods, the operator and the
+//! command must agree on them.
+
+/// kube-apiserver's EncryptionConfiguration.
+pub const ENCRYPTION_SECRET: &str = "sidekey-encryption-config";
+/// The file in it.
+pub const ENCRYPTION_FILE: &str = "encryption.yaml";
+/// The shim's head.
+pub const SHIM_SECRET: &str = "sidekey-shim";
+/// The file in each head that configures its process.
+pub const CONFIG_FILE: &str = "config.yaml";
+/// What a revision says of itself.
+pub const REVISION_FILE: &str = "revision.json";
+/// Before the number of a revision's Secret.
+pub const REVISION_PREFIX: &str = "sidekey-revision-";
+/// Where heads are mounted in sidecars.
+pub const MOUNT: &str = "/etc/sidekey";
+/// Where sockets are in pods.
+pub const SOCKETS: &str = "/var/run/kmsplugin";
+/// Where kube-apiserver finds the shim.
+pub const SHIM_SOCKET: &str = "unix:///var/run/kmsplugin/kms.sock";
+/// The shim's admin address, reached through kubelet.
+pub const SHIM_ADMIN: &str = "127.0.0.1:8093";
+/// The provider name of the first stanza.
+pub const PROVIDER_NAME: &str = "sidekey";
+/// Who writes our objects.
+pub const FIELD_MANAGER: &str = "sidekey";
+
+/// Label of everything that Sidekey made.
+pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "sidekey");
+/// Label with the name of the SecretEncryption.
+pub const LABEL_ENCRYPTION: &str = "sidekey.dev/encryption";
+/// Annotation with the revision that an object is of.
+pub const ANNOTATION_REVISION: &str = "sidekey.dev/revision";
+
+/// The head of a vendor's provider.
+pub fn provider_secret(vendor: &str) -> String {
+    format!("sidekey-provider-{vendor}")
+}
+
+/// A revision's Secret.
+pub fn revision_secret(number: u64) -> String {
+    format!("{REVISION_PREFIX}{number}")
+}
+
+/// The number in the name of a revision's Secret.
+pub fn revision_number(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(REVISION_PREFIX)?;
+    let sound = !digits.starts_with('0') && digits.bytes().all(|b| b.is_ascii_digit());
+    digits.parse().ok().filter(|_| sound)
+}
+
+/// Where a key's provider listens unless told otherwise.
+pub fn key_socket(id: sidekey_core::config::KeyNumber) -> String {
+    format!("unix://{SOCKETS}/kms-{id}.sock")
+}
+
+/// The admin socket of a vendor's provider.
+pub fn provider_admin_socket(vendor: &str) -> String {
+    format!("unix://{SOCKETS}/{vendor}-admin.sock")
+}
+
+/// The provider name of a stanza.
+pub fn stanza_name(stanza: &str) -> String {
+    format!("{PROVIDER_NAME}-{stanza}")
+}

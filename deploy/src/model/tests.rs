@@ -1,0 +1,184 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SMALL: &str = r#"
+apiVersion: sidekey.dev/v1alpha1
+kind: SecretEncryption
+metadata: {name: cluster-a, namespace: clusters-cluster-a, labels: {a: b}}
+spec:
+  keys:
+  - id: 2
+    type: vault
+    role: write
+    kek: {mount: transit, key: kms}
+    settings: {addresses: ["https://vault:8200"]}
+    credentials: {appRole: {roleIdFile: /etc/sidekey/role-id-2, secretIdFile: /etc/sidekey/secret-id-2}}
+    files:
+    - {name: secret-id-2, secret: {name: approle, key: secret-id}}
+    - {name: role-id-2, configMap: {name: approle, key: role-id}}
+  - {id: "1", type: local, role: read, credentials: {keyFile: /etc/sidekey/key}, files: [{name: key, file: ./key}]}
+"#;
+
+fn paths(text: &str) -> Vec<String> {
+    match SecretEncryption::parse(text) {
+        Ok(_) => Vec::new(),
+        Err(problems) => {
+            let mut paths: Vec<String> = problems.iter().map(|p| p.path.clone()).collect();
+            paths.sort();
+            paths.dedup();
+            paths
+        }
+    }
+}
+
+#[test]
+fn what_is_left_out_has_its_default() {
+    let encryption = SecretEncryption::parse(SMALL).unwrap();
+    let spec = &encryption.spec;
+    assert_eq!(encryption.namespace.as_deref(), Some("clusters-cluster-a"));
+    assert_eq!(spec.resources, ["secrets", "configmaps"]);
+    assert_eq!(spec.timeout, "5s");
+    assert_eq!(spec.control_plane.container, "kube-apiserver");
+    assert_eq!(spec.control_plane.selector["app"], "kube-apiserver");
+    assert_eq!(spec.keys[0].listen, "unix:///var/run/kmsplugin/kms-2.sock");
+    assert_eq!(spec.write, Writer::Keys);
+    assert_eq!(encryption.writer().unwrap().id, KeyNumber(2));
+    assert_eq!(encryption.vendors(), ["local", "vault"]);
+    assert_eq!(encryption.sources().len(), 3);
+    assert_eq!(encryption.image("vault"), format!("localhost/sidekey-vault:{}", crate::VERSION));
+}
+
+#[test]
+fn its_own_document_reads_back_as_the_same() {
+    let encryption = SecretEncryption::parse(SMALL).unwrap();
+    let document = encryption.document();
+    assert_eq!(SecretEncryption::from_document(&document).unwrap(), encryption);
+    let text = crate::report::yaml(&document).unwrap();
+    assert_eq!(SecretEncryption::parse(&text).unwrap(), encryption);
+}
+
+#[test]
+fn a_fingerprint_is_that_of_the_kek_unless_given() {
+    let mut key = SecretEncryption::parse(SMALL).unwrap().spec.keys.remove(0);
+    assert_eq!(key.fingerprint(), sidekey_core::fingerprint(&key.kek));
+    key.given_fingerprint = Some("abcd".into());
+    assert_eq!(key.fingerprint(), "abcd");
+}
+
+#[test]
+fn every_mistake_is_reported_at_once() {
+    let text = r#"
+apiVersion: sidekey.dev/v1
+kind: Secret
+metadata: {name: No_Name}
+more: 1
+spec:
+  unknown: 1
+  timeout: 5
+  resources: [secrets, "a b"]
+  stanzas: [{name: x, resources: [secrets]}, {name: x}]
+  images: {nobody: "x y"}
+  shim: {keys: [], admin: 127.0.0.1:1, tls: {ca: /etc/sidekey/ca.crt}}
+  legacyKey: 9
+  adopt: [{name: sidekey, key: 1}, {listen: tcp://x, name: "a:b", key: 8}]
+  ciphers: [{name: keys, type: aescbc, secret: {name: x}}]
+  write: nobody
+  keys:
+  - {id: 1, type: Vault, role: write, listen: tcp://x, fingerprint: XY, credentials: {keyFile: /etc/sidekey/nope}}
+  - {id: 1, type: external, role: write, settings: {}}
+  - {id: 0, role: reader, files: [{name: config.yaml, file: x}, {name: "../x"}], canary: {}, more: 1}
+"#;
+    let expected = [
+        "apiVersion",
+        "kind",
+        "metadata.name",
+        "more",
+        "spec.adopt[0].listen",
+        "spec.adopt[0].name",
+        "spec.adopt[1].key",
+        "spec.adopt[1].listen",
+        "spec.adopt[1].name",
+        "spec.ciphers[0].name",
+        "spec.ciphers[0].secret.key",
+        "spec.images.nobody",
+        "spec.keys",
+        "spec.keys[0].credentials.keyFile",
+        "spec.keys[0].fingerprint",
+        "spec.keys[0].listen",
+        "spec.keys[0].type",
+        "spec.keys[1].endpoints",
+        "spec.keys[1].id",
+        "spec.keys[1].settings",
+        "spec.keys[2].canary.ciphertext",
+        "spec.keys[2].canary.keyId",
+        "spec.keys[2].canary.sha256",
+        "spec.keys[2].files[0].name",
+        "spec.keys[2].files[1]",
+        "spec.keys[2].files[1].name",
+        "spec.keys[2].id",
+        "spec.keys[2].more",
+        "spec.keys[2].role",
+        "spec.keys[2].type",
+        "spec.legacyKey",
+        "spec.resources[1]",
+        "spec.shim.keys",
+        "spec.shim.tls.ca",
+        "spec.stanzas[0].resources[0]",
+        "spec.stanzas[1].name",
+        "spec.stanzas[1].resources",
+        "spec.timeout",
+        "spec.unknown",
+        "spec.write",
+    ];
+    assert_eq!(paths(text), expected);
+}
+
+#[test]
+fn one_key_writes_and_no_two_share_a_socket_or_a_file_of_other_content() {
+    assert_eq!(paths(&SMALL.replace("role: write", "role: read")), ["spec.keys"]);
+    let shared = SMALL.replace("type: local, role: read", "type: vault, role: read");
+    assert_eq!(paths(&shared), [""; 0]);
+    assert_eq!(
+        paths(
+            &shared
+                .replace("name: key, file", "name: role-id-2, file")
+                .replace("sidekey/key", "sidekey/role-id-2")
+        ),
+        ["spec.keys[1].files[0].name"]
+    );
+    let socket =
+        SMALL.replace("type: local,", "type: local, listen: /var/run/kmsplugin/kms-2.sock,");
+    assert_eq!(paths(&socket), ["spec.keys[1].listen"]);
+}
+
+#[test]
+fn debug_shows_no_credentials() {
+    let text =
+        SMALL.replace("credentials: {keyFile: /etc/sidekey/key}", "credentials: {token: hunter2}");
+    let encryption = SecretEncryption::parse(&text).unwrap();
+    assert!(!format!("{encryption:?}").contains("hunter2"));
+}
+
+#[test]
+fn numbers_of_revisions_are_read_from_names_in_one_form_only() {
+    assert_eq!(names::revision_number(&names::revision_secret(12)), Some(12));
+    for other in ["sidekey-revision-", "sidekey-revision-01", "sidekey-revision-x", "x"] {
+        assert_eq!(names::revision_number(other), None, "{other}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_document_panics(text in "(?s).{0,200}", at in 0usize..2000, with in "[\\[\\]{}:,a-z0-9\" -]{0,8}") {
+        let _ = SecretEncryption::parse(&text);
+        let mut broken = SMALL.to_owned();
+        let at = at.min(broken.len());
+        if broken.is_char_boundary(at) {
+            broken.insert_str(at, &with);
+        }
+        let _ = SecretEncryption::parse(&broken);
+    }
+}

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -39,12 +41,13 @@ struct Ready {
     provider_config: PathBuf,
     encryption_configuration: PathBuf,
     kubeconfig: Option<PathBuf>,
+    cluster_seconds: Option<f64>,
     node: Option<u32>,
     rotation: Option<Rotation>,
     pids: BTreeMap<String, u32>,
 }
 
-/// The rotation that `cargo up -- --cluster` shows.
+/// The rotation that is shown where there is a kube-apiserver.
 #[derive(Debug, Deserialize)]
 struct Rotation {
     from: String,
@@ -106,6 +109,7 @@ async fn a_single_round_trip_leaves_a_key_and_configurations_and_no_process() {
     assert_eq!(kept.each_ref().map(|path| std::fs::read(path).unwrap()), before);
     let ready: Ready = serde_json::from_slice(&again.stdout).unwrap();
     assert!(ready.rotation.is_none(), "{:?}", ready.rotation);
+    assert!(ready.cluster_seconds.is_none(), "{:?}", ready.cluster_seconds);
     gone(&ready).await.unwrap();
 }
 
@@ -193,11 +197,12 @@ async fn a_second_one_in_the_same_directory_is_refused() {
 }
 
 #[tokio::test]
-async fn a_cluster_shows_a_rotation_and_takes_a_secret_through_the_printed_kubeconfig() {
+async fn an_apiserver_shows_a_rotation_and_takes_a_secret_through_the_printed_kubeconfig() {
     let scratch = Scratch::new("up").unwrap();
-    let dir = scratch.path().join("cluster");
-    let (mut process, ready) = up(&dir, &["--cluster"]).await.unwrap();
-    let rotation = ready.rotation.as_ref().expect("a cluster shows a rotation");
+    let dir = scratch.path().join("apiserver");
+    let (mut process, ready) = up(&dir, &["--apiserver"]).await.unwrap();
+    assert!(ready.cluster_seconds.is_some() && ready.node.is_none(), "{ready:?}");
+    let rotation = ready.rotation.as_ref().expect("a kube-apiserver shows a rotation");
     assert_eq!(rotation.key, 2);
     assert!(rotation.from.starts_with("sidekey/1-"), "{rotation:?}");
     assert!(rotation.to.starts_with("sidekey/2-"), "{rotation:?}");
@@ -212,7 +217,7 @@ async fn a_cluster_shows_a_rotation_and_takes_a_secret_through_the_printed_kubec
     for text in wanted {
         assert!(log.contains(text), "not shown: {text}\n{log}");
     }
-    let kubeconfig = ready.kubeconfig.as_deref().expect("a cluster has a kubeconfig");
+    let kubeconfig = ready.kubeconfig.as_deref().expect("there is a kubeconfig");
     let client = client(&std::fs::read_to_string(kubeconfig).unwrap());
     client.create(Kind::Secret, "default", "hello", &[("a", "b")]).await.unwrap();
     let read = client.read(Kind::Secret, "default", "hello").await.unwrap();
@@ -225,20 +230,21 @@ async fn a_cluster_shows_a_rotation_and_takes_a_secret_through_the_printed_kubec
     assert_eq!(ended.await.unwrap().code(), Some(0), "{}", process.log_tail());
     gone(&ready).await.unwrap();
     // What was rotated stays so, and the next run rotates on; without staying it ends with 0.
-    let again = run(&["--once", "--cluster", "-o", "json", "--dir", dir.to_str().unwrap()]);
+    let again = run(&["--once", "--apiserver", "-o", "json", "--dir", dir.to_str().unwrap()]);
     assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
     let ready: Ready = serde_json::from_slice(&again.stdout).unwrap();
     assert_eq!(ready.key_id, rotation.to);
-    let next = ready.rotation.as_ref().expect("a cluster shows a rotation");
+    let next = ready.rotation.as_ref().expect("a kube-apiserver shows a rotation");
     assert_eq!((&next.from, next.key), (&rotation.to, 3));
     gone(&ready).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_node_runs_pods_on_secrets_that_sidekey_encrypts() {
+async fn a_cluster_runs_pods_on_secrets_that_sidekey_encrypts() {
     let scratch = Scratch::new("up").unwrap();
-    let (mut process, ready) = up(&scratch.path().join("node"), &["--node"]).await.unwrap();
+    let (mut process, ready) = up(&scratch.path().join("cluster"), &["--cluster"]).await.unwrap();
     assert!(ready.rotation.is_some(), "a cluster shows a rotation");
+    println!("cluster up in {:.1} s", ready.cluster_seconds.expect("it was timed"));
     let node = ready.node.expect("there is a node");
     assert!(Path::new(&format!("/proc/{node}")).exists());
     let client = client(&std::fs::read_to_string(ready.kubeconfig.as_deref().unwrap()).unwrap());
@@ -333,9 +339,32 @@ fn client(kubeconfig: &str) -> KubeClient {
     KubeClient::new("kube-apiserver", http)
 }
 
+/// Whoever runs the tests: a copy of the program, run by nobody.
+#[test]
+fn a_cluster_without_root_is_refused_and_the_lighter_way_is_named() {
+    let scratch = tempfile::tempdir().unwrap();
+    let program = scratch.path().join("up");
+    std::fs::copy(env!("CARGO_BIN_EXE_up"), &program).unwrap();
+    std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let dir = scratch.path().join("cluster");
+    let mut command = Command::new(program);
+    command.arg("--cluster").arg("--dir").arg(&dir).stdin(Stdio::null());
+    if rustix::process::geteuid().is_root() {
+        command.uid(65534).gid(65534);
+    }
+    let output = command.output().unwrap();
+    let problem = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{problem}");
+    for text in ["--cluster takes root", "sudo", "cargo up -- --apiserver"] {
+        assert!(problem.contains(text), "not said: {text}\n{problem}");
+    }
+    assert!(!dir.exists(), "something was begun");
+}
+
 #[test]
 fn bad_usage_is_exit_code_64_and_help_has_an_example() {
     assert_eq!(run(&["--no-such-flag"]).status.code(), Some(64));
+    assert_eq!(run(&["--cluster", "--apiserver"]).status.code(), Some(64));
     // As after `cargo up -- --help`.
     let help = run(&["--", "--help"]);
     assert_eq!(help.status.code(), Some(0));

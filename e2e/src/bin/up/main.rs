@@ -1,8 +1,8 @@
 //! `cargo up`: the whole product, running, with one command.
 //!
 //! It builds and starts the local provider and the shim before it, proves them with a round
-//! trip through the shim's socket, says how to use them and stays until Ctrl-C; with a cluster
-//! it also shows a rotation. It is for trying things out: keys lie in files of the build
+//! trip through the shim's socket, says how to use them and stays until Ctrl-C; with a cluster,
+//! or with a kube-apiserver alone, it also shows a rotation. It is for trying things out: keys lie in files of the build
 //! directory. Its one invariant: nothing that it started outlives it.
 
 mod cluster;
@@ -29,22 +29,22 @@ use crate::stack::{Extent, Stack};
 #[command(
     name = "cargo up",
     bin_name = "cargo up",
-    after_help = "Examples:\n  cargo up\n  cargo up -- --cluster\n  cargo up -- --node\n  cargo up -- --once -o json\n\nExit codes: 0 ended by Ctrl-C, SIGTERM or --once, 1 something failed or died, 64 bad usage"
+    after_help = "Examples:\n  cargo up\n  cargo up -- --apiserver\n  cargo up -- --cluster\n  cargo up -- --once -o json\n\nExit codes: 0 ended by Ctrl-C, SIGTERM or --once, 1 something failed or died, 64 bad usage"
 )]
 struct Arguments {
-    /// Also run etcd and a kube-apiserver that encrypts through Sidekey, and show a rotation to
-    /// a new key. Its data goes away at the end; the first run builds both, which takes some
-    /// minutes
-    #[arg(long)]
+    /// Also run a whole cluster that encrypts through Sidekey, and show a rotation to a new key:
+    /// control plane, kubelet on containerd, Services, cluster DNS. Takes root. Its data goes away
+    /// at the end; the first run builds and installs it, which takes some fifteen minutes
+    #[arg(long, conflicts_with = "apiserver")]
     cluster: bool,
-    /// Also give that cluster a node, on which pods run: kubelet on containerd, Services, cluster
-    /// names. Takes root; the first run builds and installs it, which takes some minutes more
+    /// The same with etcd and a kube-apiserver alone, on which no pods run. Takes no root; the
+    /// first run builds both, which takes some minutes
     #[arg(long)]
-    node: bool,
+    apiserver: bool,
     /// Where keys, sockets, configurations and logs lie [default: target/up]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// End after the round trip, and with a cluster after the rotation, instead of staying
+    /// End after the round trip, and with a kube-apiserver after the rotation, instead of staying
     #[arg(long)]
     once: bool,
     /// How to print what is up: with json, one object when all is ready
@@ -54,9 +54,9 @@ struct Arguments {
 
 impl Arguments {
     fn extent(&self) -> Extent {
-        match (self.node, self.cluster) {
-            (true, _) => Extent::Node,
-            (false, true) => Extent::ControlPlane,
+        match (self.cluster, self.apiserver) {
+            (true, _) => Extent::Cluster,
+            (false, true) => Extent::Apiserver,
             (false, false) => Extent::Sidekey,
         }
     }
@@ -80,6 +80,7 @@ fn main() -> ExitCode {
 async fn up(arguments: &Arguments) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    cluster::check(arguments.extent())?;
     let dir = arguments.dir.clone().unwrap_or_else(default_directory);
     let mut stack = tokio::select! {
         started = Stack::start(&dir, arguments.extent()) => started?,
@@ -106,7 +107,7 @@ async fn up(arguments: &Arguments) -> Result<()> {
     stack.stop().await
 }
 
-/// Says what is up and, where there is a cluster, shows a rotation.
+/// Says what is up and, where there is a kube-apiserver, shows a rotation.
 async fn present(stack: &mut Stack, arguments: &Arguments) -> Result<()> {
     let text = arguments.output == Format::Text;
     if text {

@@ -37,10 +37,10 @@ pub(crate) struct Stack {
 pub(crate) enum Extent {
     /// Nothing.
     Sidekey,
-    /// A control plane without nodes.
-    ControlPlane,
-    /// A cluster with a node, on which pods run.
-    Node,
+    /// etcd and kube-apiserver.
+    Apiserver,
+    /// A whole cluster: a control plane, and a node on which pods run.
+    Cluster,
 }
 
 impl Stack {

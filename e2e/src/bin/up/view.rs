@@ -15,10 +15,12 @@ use crate::stack::Stack;
 pub(crate) fn text(stack: &mut Stack) -> Result<String> {
     let mut text = String::new();
     let milliseconds = stack.trial.took.as_secs_f64() * 1000.0;
-    writeln!(
-        text,
-        "Sidekey is up: Status, Encrypt and Decrypt answered in {milliseconds:.1} ms.\n"
-    )?;
+    writeln!(text, "Sidekey is up: Status, Encrypt and Decrypt answered in {milliseconds:.1} ms.")?;
+    if let Some(cluster) = &stack.cluster {
+        let what = if cluster.node().is_some() { "cluster" } else { "kube-apiserver" };
+        writeln!(text, "{what} up in {:.1} s", cluster.took().as_secs_f64())?;
+    }
+    writeln!(text)?;
     for (name, pid) in stack.pids() {
         writeln!(text, "  {name:<14}  pid {pid}")?;
     }
@@ -51,7 +53,8 @@ pub(crate) fn next(stack: &Stack) -> Result<String> {
         None => {
             let file = stack.encryption_file.display();
             writeln!(text, "  kube-apiserver --encryption-provider-config={file} ...")?;
-            writeln!(text, "  cargo up -- --cluster")?;
+            writeln!(text, "  cargo up -- --apiserver")?;
+            writeln!(text, "  cargo up -- --cluster   # as root")?;
         }
     }
     let (files, key) = (&stack.files, stack.files.next_key()?);
@@ -74,7 +77,7 @@ pub(crate) fn next(stack: &Stack) -> Result<String> {
 
 /// What can be done with a node, or how to get one.
 fn node(stack: &Stack, kubectl: &str) -> String {
-    let Some(pid) = stack.node() else { return "  cargo up -- --node".to_owned() };
+    let Some(pid) = stack.node() else { return "  cargo up -- --cluster   # as root".to_owned() };
     let enter = format!("nsenter --target {pid} --net --mount --pid");
     let load = "ctr -n k8s.io images import ARCHIVE   # then imagePullPolicy: Never";
     let run = format!("run hello --image {POD_IMAGE} --image-pull-policy Never -- serve :8080");
@@ -95,6 +98,7 @@ pub(crate) fn json(stack: &mut Stack, rotation: Option<&Rotation>) -> Result<Str
         "providerConfig": stack.files.provider(),
         "encryptionConfiguration": stack.encryption_file,
         "kubeconfig": stack.kubeconfig(),
+        "clusterSeconds": stack.cluster.as_ref().map(|cluster| cluster.took().as_secs_f64()),
         "node": stack.node(),
         "rotation": rotation,
         "pids": pids,

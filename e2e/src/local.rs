@@ -1,17 +1,15 @@
 //! `sidekey-local` as a process under test.
 
-use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::binaries;
-use crate::http::HttpClient;
-use crate::metrics::Metrics;
-use crate::process::{Process, Spec};
+use crate::process::Spec;
 use crate::scratch::Scratch;
-use crate::wait::PATIENCE;
+use crate::sidecar::Sidecar;
 
 /// The program's name.
 pub const PROGRAM: &str = "sidekey-local";
@@ -19,10 +17,9 @@ pub const PROGRAM: &str = "sidekey-local";
 /// One running `sidekey-local` with one key.
 #[derive(Debug)]
 pub struct LocalPlugin {
-    process: Process,
+    sidecar: Sidecar,
     socket: PathBuf,
     key_file: PathBuf,
-    admin: SocketAddr,
 }
 
 impl LocalPlugin {
@@ -50,9 +47,9 @@ impl LocalPlugin {
             .arg(key_file)
             .arg("--create-key")
             .args(["--admin", "127.0.0.1:0"]);
-        let (mut process, key_file) = (spec.start()?, key_file.to_owned());
-        let admin = wait_serving(&mut process).await?;
-        Ok(Self { process, socket, key_file, admin })
+        let mut sidecar = Sidecar::start(spec).await?;
+        sidecar.wait_ready().await?;
+        Ok(Self { sidecar, socket, key_file: key_file.to_owned() })
     }
 
     /// Its endpoint, as EncryptionConfiguration writes it.
@@ -68,40 +65,6 @@ impl LocalPlugin {
     /// Its key file.
     pub fn key_file(&self) -> &Path {
         &self.key_file
-    }
-
-    /// Its admin server, which moves when it restarts.
-    pub fn admin(&self) -> HttpClient {
-        HttpClient::plain(self.admin)
-    }
-
-    /// The process, to be paused and killed.
-    pub fn process(&mut self) -> &mut Process {
-        &mut self.process
-    }
-
-    /// Starts it again with the same files (kills it first if it runs).
-    pub async fn restart(&mut self) -> Result<()> {
-        self.process.restart()?;
-        self.admin = wait_serving(&mut self.process).await?;
-        Ok(())
-    }
-
-    /// Its `/status`.
-    pub async fn status(&self) -> Result<Value> {
-        self.admin().get("/status").await?.ok()?.json()
-    }
-
-    /// The hash of the key_id that it announces now.
-    pub async fn key_id_hash(&self) -> Result<String> {
-        let status = self.status().await?;
-        let hash = status["keys"][0]["key_id_hash"].as_str();
-        Ok(hash.with_context(|| format!("/status has no key_id_hash: {status}"))?.to_owned())
-    }
-
-    /// A scrape of its `/metrics`.
-    pub async fn metrics(&self) -> Result<Metrics> {
-        Metrics::parse(&self.admin().get("/metrics").await?.ok()?.text())
     }
 
     /// `sidekey-local rotate`: adds a key version, with which nobody writes yet,
@@ -132,39 +95,18 @@ impl LocalPlugin {
         binaries::run(PROGRAM, &args).await?.ok()?;
         Ok(())
     }
+}
 
-    /// Waits until it announces another key_id than `old`, and tells it.
-    pub async fn wait_key_id_moves(&mut self, old: &str) -> Result<String> {
-        let admin = self.admin();
-        self.process
-            .wait_until("key_id moves after a rotation", PATIENCE, async || {
-                let status = admin.get("/status").await?.ok()?.json()?;
-                let hash = status["keys"][0]["key_id_hash"].as_str().context("no key_id_hash")?;
-                ensure!(hash != old, "it is still {old}");
-                Ok(hash.to_owned())
-            })
-            .await
+impl Deref for LocalPlugin {
+    type Target = Sidecar;
+
+    fn deref(&self) -> &Sidecar {
+        &self.sidecar
     }
 }
 
-/// Reads the admin address from the log, then waits for readiness.
-async fn wait_serving(process: &mut Process) -> Result<SocketAddr> {
-    let admin = process.wait_for_log("it logs its admin address", PATIENCE, admin_address).await?;
-    let http = HttpClient::plain(admin);
-    process
-        .wait_until("it is ready", PATIENCE, async || {
-            let ready = http.get("/readyz").await?;
-            if ready.status != 200 {
-                bail!("/readyz: {} {}", ready.status, ready.text());
-            }
-            Ok(())
-        })
-        .await?;
-    Ok(admin)
-}
-
-/// The address in the line by which our binaries announce their admin server.
-pub fn admin_address(line: &str) -> Option<SocketAddr> {
-    let (_, rest) = line.split_once("address=").filter(|_| line.contains("admin listening"))?;
-    rest.split_whitespace().next()?.trim_matches('"').parse().ok()
+impl DerefMut for LocalPlugin {
+    fn deref_mut(&mut self) -> &mut Sidecar {
+        &mut self.sidecar
+    }
 }

@@ -4,7 +4,7 @@
 pub mod replicas;
 
 use std::fs;
-use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -12,12 +12,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 
 use crate::binaries;
-use crate::http::HttpClient;
-use crate::local::{self, LocalPlugin, admin_address};
-use crate::metrics::Metrics;
-use crate::process::{Process, Spec};
+use crate::local::{self, LocalPlugin};
+use crate::process::Spec;
 use crate::scratch::Scratch;
-use crate::wait::PATIENCE;
+use crate::sidecar::Sidecar;
 
 /// The program's name.
 pub const PROGRAM: &str = "sidekey-shim";
@@ -153,10 +151,9 @@ const MAIN: &str = "kms";
 /// One running `sidekey-shim`.
 #[derive(Debug)]
 pub struct Shim {
-    process: Process,
+    sidecar: Sidecar,
     dir: PathBuf,
     swaps: u64,
-    admin: SocketAddr,
 }
 
 impl Shim {
@@ -180,9 +177,7 @@ impl Shim {
         let spec = Spec::new(format!("{PROGRAM} {name}"), program, dir.join("shim.log"))
             .arg("--config")
             .arg(mount.join(FILE));
-        let mut process = spec.start()?;
-        let admin = wait_admin(&mut process).await?;
-        Ok(Self { process, dir, swaps, admin })
+        Ok(Self { sidecar: Sidecar::start(spec).await?, dir, swaps })
     }
 
     /// The endpoint of its main listener, as EncryptionConfiguration writes it.
@@ -205,16 +200,6 @@ impl Shim {
         self.dir.join("config")
     }
 
-    /// Its admin server, which moves when it restarts.
-    pub fn admin(&self) -> HttpClient {
-        HttpClient::plain(self.admin)
-    }
-
-    /// The process, to be paused and killed.
-    pub fn process(&mut self) -> &mut Process {
-        &mut self.process
-    }
-
     /// Swaps the configuration as kubelet does; does not wait.
     pub fn swap(&mut self, config: &ShimConfig) -> Result<()> {
         let text = config.document(&self.dir).to_string();
@@ -234,28 +219,7 @@ impl Shim {
 
     /// Kills it with SIGKILL: its sockets stay behind, and nobody answers.
     pub fn kill(&mut self) -> Result<()> {
-        self.process.kill()
-    }
-
-    /// Starts it again with what is mounted (kills it first if it runs) and
-    /// waits until it is ready.
-    pub async fn restart(&mut self) -> Result<()> {
-        self.respawn().await?;
-        self.wait_ready().await
-    }
-
-    /// The same without waiting for readiness.
-    pub async fn respawn(&mut self) -> Result<()> {
-        self.process.restart()?;
-        self.admin = wait_admin(&mut self.process).await?;
-        Ok(())
-    }
-
-    /// Waits until `/readyz` is good.
-    pub async fn wait_ready(&mut self) -> Result<()> {
-        let admin = self.admin();
-        let ready = async || admin.get("/readyz").await?.ok().map(drop);
-        self.process.wait_until("it is ready", PATIENCE, ready).await
+        self.process().kill()
     }
 
     /// Waits until that revision is in use.
@@ -279,22 +243,6 @@ impl Shim {
         .await
     }
 
-    /// Waits until `/status` is as `seen` wants it.
-    pub async fn wait_status<T>(
-        &mut self,
-        what: &str,
-        mut seen: impl FnMut(&Value) -> Result<T>,
-    ) -> Result<T> {
-        let admin = self.admin();
-        let asked = async || seen(&admin.get("/status").await?.ok()?.json()?);
-        self.process.wait_until(what, PATIENCE, asked).await
-    }
-
-    /// Its `/status`.
-    pub async fn status(&self) -> Result<Value> {
-        self.admin().get("/status").await?.ok()?.json()
-    }
-
     /// What `/status` says of one key.
     pub async fn key(&self, id: u64) -> Result<Value> {
         let status = self.status().await?;
@@ -303,17 +251,19 @@ impl Shim {
         let found = keys.iter().find(|key| key["id"] == wanted);
         found.cloned().with_context(|| format!("/status has no key {id}: {status}"))
     }
+}
 
-    /// The hash of the key_id that it announces now.
-    pub async fn key_id_hash(&self) -> Result<String> {
-        let status = self.status().await?;
-        let hash = status["key_id_hash"].as_str();
-        Ok(hash.with_context(|| format!("/status has no key_id_hash: {status}"))?.to_owned())
+impl Deref for Shim {
+    type Target = Sidecar;
+
+    fn deref(&self) -> &Sidecar {
+        &self.sidecar
     }
+}
 
-    /// A scrape of its `/metrics`.
-    pub async fn metrics(&self) -> Result<Metrics> {
-        Metrics::parse(&self.admin().get("/metrics").await?.ok()?.text())
+impl DerefMut for Shim {
+    fn deref_mut(&mut self) -> &mut Sidecar {
+        &mut self.sidecar
     }
 }
 
@@ -324,10 +274,6 @@ pub async fn canary(plugin: &LocalPlugin) -> Result<Value> {
     let said = binaries::run(local::PROGRAM, &args).await?.ok()?;
     serde_json::from_str(&said.stdout)
         .with_context(|| format!("canary printed no JSON: {}", said.stdout))
-}
-
-async fn wait_admin(process: &mut Process) -> Result<SocketAddr> {
-    process.wait_for_log("it logs its admin address", PATIENCE, admin_address).await
 }
 
 fn socket(dir: &Path, name: &str) -> PathBuf {

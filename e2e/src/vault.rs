@@ -1,18 +1,15 @@
 //! `sidekey-vault` as a process under test.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::binaries;
-use crate::http::HttpClient;
-use crate::local::admin_address;
-use crate::metrics::Metrics;
-use crate::process::{Process, Spec};
-use crate::wait::PATIENCE;
+use crate::process::Spec;
+use crate::sidecar::Sidecar;
 
 /// The program's name.
 pub const PROGRAM: &str = "sidekey-vault";
@@ -23,9 +20,8 @@ const LOG: &str = "plugin.log";
 /// One running `sidekey-vault`.
 #[derive(Debug)]
 pub struct VaultPlugin {
-    process: Process,
+    sidecar: Sidecar,
     dir: PathBuf,
-    admin: SocketAddr,
 }
 
 impl VaultPlugin {
@@ -64,9 +60,8 @@ impl VaultPlugin {
         arguments: &[OsString],
     ) -> Result<Self> {
         let spec = Spec::new(format!("{PROGRAM} {name}"), program, dir.join(LOG));
-        let mut process = spec.args(arguments).start()?;
-        let admin = wait_admin(&mut process).await?;
-        Ok(Self { process, dir: dir.to_owned(), admin })
+        let sidecar = Sidecar::start(spec.args(arguments)).await?;
+        Ok(Self { sidecar, dir: dir.to_owned() })
     }
 
     /// Replaces its configuration; does not wait.
@@ -78,72 +73,20 @@ impl VaultPlugin {
     pub fn log_path(&self) -> PathBuf {
         self.dir.join(LOG)
     }
+}
 
-    /// Its admin server, which moves when it restarts.
-    pub fn admin(&self) -> HttpClient {
-        HttpClient::plain(self.admin)
-    }
+impl Deref for VaultPlugin {
+    type Target = Sidecar;
 
-    /// The process, to be paused and killed.
-    pub fn process(&mut self) -> &mut Process {
-        &mut self.process
-    }
-
-    /// Starts it again with the same files (kills it first if it runs), without
-    /// waiting for readiness.
-    pub async fn restart(&mut self) -> Result<()> {
-        self.process.restart()?;
-        self.admin = wait_admin(&mut self.process).await?;
-        Ok(())
-    }
-
-    /// Waits until `/readyz` is good.
-    pub async fn wait_ready(&mut self) -> Result<()> {
-        let admin = self.admin();
-        let ready = async || admin.get("/readyz").await?.ok().map(drop);
-        self.process.wait_until("it is ready", PATIENCE, ready).await
-    }
-
-    /// Waits until `/status` is as `seen` wants it.
-    pub async fn wait_status<T>(
-        &mut self,
-        what: &str,
-        mut seen: impl FnMut(&Value) -> Result<T>,
-    ) -> Result<T> {
-        let admin = self.admin();
-        let asked = async || seen(&admin.get("/status").await?.ok()?.json()?);
-        self.process.wait_until(what, PATIENCE, asked).await
-    }
-
-    /// Its `/status`.
-    pub async fn status(&self) -> Result<Value> {
-        self.admin().get("/status").await?.ok()?.json()
-    }
-
-    /// The hash of the key_id that its first key announces now.
-    pub async fn key_id_hash(&self) -> Result<String> {
-        hash_of(&self.status().await?)
-    }
-
-    /// Waits until its first key announces another key_id than `old`.
-    pub async fn wait_key_id_moves(&mut self, old: &str) -> Result<String> {
-        self.wait_status("key_id moves", |status| {
-            let hash = hash_of(status)?;
-            ensure!(hash != old, "it is still {old}");
-            Ok(hash)
-        })
-        .await
-    }
-
-    /// A scrape of its `/metrics`.
-    pub async fn metrics(&self) -> Result<Metrics> {
-        Metrics::parse(&self.admin().get("/metrics").await?.ok()?.text())
+    fn deref(&self) -> &Sidecar {
+        &self.sidecar
     }
 }
 
-fn hash_of(status: &Value) -> Result<String> {
-    let hash = status["keys"][0]["key_id_hash"].as_str();
-    Ok(hash.with_context(|| format!("/status has no key_id_hash: {status}"))?.to_owned())
+impl DerefMut for VaultPlugin {
+    fn deref_mut(&mut self) -> &mut Sidecar {
+        &mut self.sidecar
+    }
 }
 
 fn write_config(path: &Path, document: &Value) -> Result<()> {
@@ -155,8 +98,4 @@ fn write_config(path: &Path, document: &Value) -> Result<()> {
         std::fs::rename(&fresh, path)
     };
     write().with_context(|| format!("cannot write {}", path.display()))
-}
-
-async fn wait_admin(process: &mut Process) -> Result<SocketAddr> {
-    process.wait_for_log("it logs its admin address", PATIENCE, admin_address).await
 }

@@ -1,19 +1,16 @@
 //! `sidekey-aws` as a process under test.
 
-use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::aws::REGION;
 use crate::binaries;
-use crate::http::HttpClient;
-use crate::local::admin_address;
-use crate::metrics::Metrics;
-use crate::process::{Process, Spec};
+use crate::process::Spec;
 use crate::scratch::Scratch;
-use crate::wait::PATIENCE;
+use crate::sidecar::Sidecar;
 
 /// The program's name.
 pub const PROGRAM: &str = "sidekey-aws";
@@ -24,9 +21,8 @@ const CONFIG: &str = "config.yaml";
 /// One running `sidekey-aws` with any number of keys.
 #[derive(Debug)]
 pub struct AwsPlugin {
-    process: Process,
+    sidecar: Sidecar,
     dir: PathBuf,
-    admin: SocketAddr,
 }
 
 impl AwsPlugin {
@@ -92,9 +88,7 @@ impl AwsPlugin {
         for (name, value) in env {
             spec = spec.env(name, value);
         }
-        let mut process = spec.start()?;
-        let admin = wait_admin(&mut process).await?;
-        Ok(Self { process, dir: dir.to_owned(), admin })
+        Ok(Self { sidecar: Sidecar::start(spec).await?, dir: dir.to_owned() })
     }
 
     /// Where a key's socket lies by the name that it was given.
@@ -119,68 +113,19 @@ impl AwsPlugin {
     pub fn dir(&self) -> &Path {
         &self.dir
     }
+}
 
-    /// Its admin server, which moves when it restarts.
-    pub fn admin(&self) -> HttpClient {
-        HttpClient::plain(self.admin)
+impl Deref for AwsPlugin {
+    type Target = Sidecar;
+
+    fn deref(&self) -> &Sidecar {
+        &self.sidecar
     }
+}
 
-    /// The process, to be paused and killed.
-    pub fn process(&mut self) -> &mut Process {
-        &mut self.process
-    }
-
-    /// Starts it again with the same files (kills it first if it runs) and
-    /// waits until it is ready.
-    pub async fn restart(&mut self) -> Result<()> {
-        self.process.restart()?;
-        self.admin = wait_admin(&mut self.process).await?;
-        self.wait_ready().await
-    }
-
-    /// Waits until `/readyz` is good.
-    pub async fn wait_ready(&mut self) -> Result<()> {
-        let admin = self.admin();
-        let ready = async || admin.get("/readyz").await?.ok().map(drop);
-        self.process.wait_until("it is ready", PATIENCE, ready).await
-    }
-
-    /// Waits until `/status` is as `seen` wants it.
-    pub async fn wait_status<T>(
-        &mut self,
-        what: &str,
-        mut seen: impl FnMut(&Value) -> Result<T>,
-    ) -> Result<T> {
-        let admin = self.admin();
-        let asked = async || seen(&admin.get("/status").await?.ok()?.json()?);
-        self.process.wait_until(what, PATIENCE, asked).await
-    }
-
-    /// Its `/status`.
-    pub async fn status(&self) -> Result<Value> {
-        self.admin().get("/status").await?.ok()?.json()
-    }
-
-    /// The hash of the key_id that its first key announces now.
-    pub async fn key_id_hash(&self) -> Result<String> {
-        let status = self.status().await?;
-        let hash = status["keys"][0]["key_id_hash"].as_str();
-        Ok(hash.with_context(|| format!("/status has no key_id_hash: {status}"))?.to_owned())
-    }
-
-    /// Waits until its first key announces another key_id than `old`, and tells it.
-    pub async fn wait_key_id_moves(&mut self, old: &str) -> Result<String> {
-        self.wait_status("key_id moves", |status| {
-            let hash = status["keys"][0]["key_id_hash"].as_str().context("no key_id_hash")?;
-            ensure!(hash != old, "it is still {old}");
-            Ok(hash.to_owned())
-        })
-        .await
-    }
-
-    /// A scrape of its `/metrics`.
-    pub async fn metrics(&self) -> Result<Metrics> {
-        Metrics::parse(&self.admin().get("/metrics").await?.ok()?.text())
+impl DerefMut for AwsPlugin {
+    fn deref_mut(&mut self) -> &mut Sidecar {
+        &mut self.sidecar
     }
 }
 
@@ -191,8 +136,4 @@ fn write(path: &Path, config: &Value) -> Result<()> {
     }
     std::fs::write(path, config.to_string())
         .with_context(|| format!("cannot write {}", path.display()))
-}
-
-async fn wait_admin(process: &mut Process) -> Result<SocketAddr> {
-    process.wait_for_log("it logs its admin address", PATIENCE, admin_address).await
 }

@@ -13,7 +13,7 @@ use sidekey_core::proto::v2::StatusRequest;
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 
 use super::subject::Launch;
-use crate::local::admin_address;
+use crate::sidecar::admin_address;
 use crate::watchdog::Watchdog;
 
 /// A start that takes longer has failed.

@@ -7,7 +7,6 @@
 
 mod cluster;
 mod files;
-mod program;
 mod show;
 mod stack;
 mod trial;

@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use sidekey_e2e::process::Process;
-use sidekey_e2e::{EncryptionConfiguration, local, shim};
+use sidekey_e2e::process::{Process, Spec};
+use sidekey_e2e::{EncryptionConfiguration, Sidecar, binaries, local, shim};
 
 use crate::cluster::Cluster;
 use crate::files::{Files, write_private};
-use crate::program::Program;
 use crate::trial::{Trial, round_trip};
 
 /// The name in EncryptionConfiguration, which every stored object will carry.
@@ -24,8 +23,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Everything that runs. Fields are dropped, and so ended, in this order.
 pub(crate) struct Stack {
     pub(crate) cluster: Option<Cluster>,
-    pub(crate) shim: Program,
-    pub(crate) provider: Program,
+    pub(crate) shim: Sidecar,
+    pub(crate) provider: Sidecar,
     pub(crate) trial: Trial,
     pub(crate) encryption_file: PathBuf,
     pub(crate) encryption: EncryptionConfiguration,
@@ -48,8 +47,8 @@ impl Stack {
     pub(crate) async fn start(dir: &Path, extent: Extent) -> Result<Self> {
         let files = Files::open(dir).await?;
         let provider =
-            Program::start(local::PROGRAM, &files.provider(), &files.path("provider.log")).await?;
-        let shim = Program::start(shim::PROGRAM, &files.shim(), &files.path("shim.log")).await?;
+            start(local::PROGRAM, &files.provider(), &files.path("provider.log")).await?;
+        let shim = start(shim::PROGRAM, &files.shim(), &files.path("shim.log")).await?;
         let endpoint = files.endpoint();
         let trial = round_trip(&endpoint.parse()?)
             .await
@@ -101,7 +100,7 @@ impl Stack {
         if let Some(mut cluster) = self.cluster.take() {
             cluster.stop().await?;
         }
-        for process in [&mut self.shim.process, &mut self.provider.process] {
+        for process in [self.shim.process(), self.provider.process()] {
             let status = process.terminate(PATIENCE).await?;
             if !status.success() {
                 bail!("{} ended with {status}\n{}", process.name(), process.log_tail());
@@ -111,10 +110,19 @@ impl Stack {
     }
 
     fn processes(&mut self) -> Vec<&mut Process> {
-        let mut processes = vec![&mut self.provider.process, &mut self.shim.process];
+        let mut processes = vec![self.provider.process(), self.shim.process()];
         if let Some(cluster) = &mut self.cluster {
             processes.extend(cluster.processes());
         }
         processes
     }
+}
+
+/// Starts one of our programs, and waits until it is ready.
+async fn start(name: &'static str, config: &Path, log: &Path) -> Result<Sidecar> {
+    let path = binaries::path_async(name).await?;
+    let mut sidecar =
+        Sidecar::start(Spec::new(name, path, log).arg("--config").arg(config)).await?;
+    sidecar.wait_ready().await?;
+    Ok(sidecar)
 }

@@ -26,9 +26,9 @@ pub(crate) fn text(stack: &mut Stack) -> Result<String> {
     }
     writeln!(text, "  key_id          {}", stack.trial.key_id)?;
     writeln!(text, "  socket          {}", stack.files.endpoint())?;
-    writeln!(text, "  status page     {}/", stack.shim.admin())?;
-    writeln!(text, "  shim admin      {}", stack.shim.admin())?;
-    writeln!(text, "  provider admin  {}", stack.provider.admin())?;
+    writeln!(text, "  status page     {}/", stack.shim.admin_url())?;
+    writeln!(text, "  shim admin      {}", stack.shim.admin_url())?;
+    writeln!(text, "  provider admin  {}", stack.provider.admin_url())?;
     writeln!(text, "  shim config     {}", stack.files.shim().display())?;
     writeln!(text, "  provider config {}", stack.files.provider().display())?;
     writeln!(text, "\nFor kube-apiserver, in {}:\n", stack.encryption_file.display())?;
@@ -42,7 +42,7 @@ pub(crate) fn text(stack: &mut Stack) -> Result<String> {
 pub(crate) fn next(stack: &Stack) -> Result<String> {
     let mut text = String::new();
     writeln!(text, "\nTry next:")?;
-    writeln!(text, "  curl {}/status", stack.shim.admin())?;
+    writeln!(text, "  curl {}/status", stack.shim.admin_url())?;
     match stack.kubeconfig() {
         Some(path) => {
             let kubectl = format!("kubectl --kubeconfig {}", path.display());
@@ -91,9 +91,9 @@ pub(crate) fn json(stack: &mut Stack, rotation: Option<&Rotation>) -> Result<Str
         "endpoint": stack.files.endpoint(),
         "socket": stack.files.socket(),
         "keyId": stack.trial.key_id,
-        "admin": stack.shim.admin(),
-        "statusPage": format!("{}/", stack.shim.admin()),
-        "providerAdmin": stack.provider.admin(),
+        "admin": stack.shim.admin_url(),
+        "statusPage": format!("{}/", stack.shim.admin_url()),
+        "providerAdmin": stack.provider.admin_url(),
         "shimConfig": stack.files.shim(),
         "providerConfig": stack.files.provider(),
         "encryptionConfiguration": stack.encryption_file,

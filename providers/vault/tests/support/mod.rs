@@ -235,7 +235,7 @@ pub(crate) struct Served {
 impl Served {
     /// Kills it, starts it again and opens a new connection.
     pub(crate) async fn restart(&mut self, stage: &Stage) {
-        self.plugin.restart().await.unwrap();
+        self.plugin.respawn().await.unwrap();
         self.kms = stage.kms(1).await;
     }
 

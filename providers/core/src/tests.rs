@@ -126,7 +126,9 @@ async fn rotation_at_the_kms_moves_key_id_and_never_back() {
     // A lagging replica of the KMS names the old version again.
     let probes = kms.ask(|state| state.encrypts);
     kms.set(|state| state.version = 1);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while kms.ask(|state| state.encrypts) < probes + 3 {
+        assert!(Instant::now() < deadline, "it does not probe any more");
         assert_eq!(process.status(1).await.unwrap(), "1/2");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -320,6 +320,9 @@ impl Served {
     }
 }
 
+/// Between two rounds of a [`Pulse`], so that others can run too.
+const PACE: Duration = Duration::from_millis(40);
+
 /// Makes calls from now on until it is stopped: each must succeed.
 pub(crate) struct Pulse {
     stop: tokio::sync::watch::Sender<bool>,
@@ -332,16 +335,20 @@ impl Pulse {
         let (kms, sealed) = (kms.clone(), sealed.clone());
         let calls = tokio::spawn(async move {
             let mut calls = 0;
-            while !*stopped.borrow() {
+            loop {
+                let ending = *stopped.borrow();
                 let back = kms.decrypt(&sealed).await;
                 let back = back.with_context(|| format!("decrypt {calls}"))?;
                 ensure!(back == PLAINTEXT[..], "something else came back");
                 kms.round_trip(PLAINTEXT).await.with_context(|| format!("encrypt {calls}"))?;
                 kms.status().await.with_context(|| format!("status {calls}"))?;
                 calls += 1;
-                tokio::time::sleep(Duration::from_millis(40)).await;
+                // At least one call comes after the order to stop.
+                if ending {
+                    return Ok(calls);
+                }
+                tokio::time::sleep(PACE).await;
             }
-            Ok(calls)
         });
         Self { stop, calls }
     }
@@ -349,8 +356,7 @@ impl Pulse {
     /// Ends; not one call may have failed.
     pub(crate) async fn stop(self) {
         self.stop.send_replace(true);
-        let calls = self.calls.await.unwrap().expect("no call fails");
-        assert!(calls > 0, "no call was made");
+        self.calls.await.unwrap().expect("no call fails");
     }
 }
 

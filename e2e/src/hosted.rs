@@ -12,7 +12,8 @@
 //! have, a balancer that knows which pods are ready: here the Service, with a
 //! connection for each request ([`Hosted::service`]). kube-apiserver goes on
 //! serving for a while after it was told to end, so that what was led to it
-//! before the balancer knew is answered. Nothing is sent twice.
+//! before the balancer knew is answered; its sidecars are told at the same moment,
+//! and must do the same. Nothing is sent twice.
 
 pub mod manifests;
 mod sidecars;
@@ -231,6 +232,15 @@ impl Hosted {
     pub async fn provider_metrics(&self, pod: &Pod) -> Result<Metrics> {
         let http = self.cluster.pod_http(pod, HEALTH)?;
         Metrics::parse(&http.get("/metrics").await?.ok()?.text())
+    }
+
+    /// The ways to the health ports of a pod's KMS sidecars, in HyperShift's own
+    /// layout.
+    pub fn sidecars(&self, pod: &Pod) -> Result<Vec<HttpClient>> {
+        let all = [("aws-kms-active", HEALTH), ("aws-kms-backup", HEALTH + 1)];
+        let has = |name: &str| pod.containers.iter().any(|container| container.name == name);
+        let there = all.into_iter().filter(|(name, _)| has(name));
+        there.map(|(_, port)| self.cluster.pod_http(pod, port)).collect()
     }
 
     /// How often each pod's provider has taken changed files over, all its keys together.

@@ -246,7 +246,7 @@ pub(super) fn server(
                 },
                 "spec": {
                     "automountServiceAccountToken": false,
-                    "terminationGracePeriodSeconds": 120,
+                    "terminationGracePeriodSeconds": 135,
                     "securityContext": {
                         "runAsNonRoot": true, "runAsUser": UID, "fsGroup": UID,
                         "seccompProfile": {"type": "RuntimeDefault"},

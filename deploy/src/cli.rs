@@ -4,6 +4,7 @@
 //! [`Console`] and gives the exit code.
 
 mod completion;
+mod inject;
 
 use std::process::ExitCode;
 
@@ -12,6 +13,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::{Console, Error, Exit, Output};
 
 const EXAMPLES: &str = "Examples:
+  sidekey inject -f kube-apiserver.yaml --provider vault --in-place
   sidekey completion bash > /etc/bash_completion.d/sidekey
 
 Exit codes: 0 done or yes, 1 failed or unknown, 3 no, 64 bad usage or configuration.";
@@ -30,6 +32,7 @@ struct Sidekey {
 #[derive(Debug, Subcommand)]
 enum Command {
     Completion(completion::Args),
+    Inject(inject::Args),
 }
 
 /// Runs the command line of this process.
@@ -54,6 +57,7 @@ pub fn main() -> ExitCode {
 fn run(command: Command, console: &Console) -> Result<Exit, Error> {
     match command {
         Command::Completion(args) => completion::run(&args, console),
+        Command::Inject(args) => inject::run(&args, console),
     }
 }
 

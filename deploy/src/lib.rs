@@ -21,6 +21,7 @@ pub mod cli;
 pub mod cluster;
 pub mod files;
 pub mod fleet;
+pub mod inject;
 pub mod model;
 pub mod rotate;
 

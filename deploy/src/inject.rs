@@ -1,0 +1,128 @@
+//! Puts sidecars into the manifests of API servers, and takes them out again.
+//!
+//! A Deployment, a StatefulSet, a DaemonSet or a Pod goes in, alone, in a list or among other
+//! documents, and comes out with sidecars, volumes, mounts and flags. The text is changed in
+//! places; everything else stays as it was, to the byte. What was added and replaced is noted in
+//! an annotation of the pod, so that it can be taken out again, also after the manifest has been
+//! through a cluster: injecting again takes out first what an earlier run put in.
+//!
+//! It refuses to guess: flags inside a shell's command or in a file are named, not edited; names
+//! that are taken are not shared; a text that cannot be changed safely is not changed.
+//!
+//! The one invariant: **what comes out of taking out is what went in**.
+
+mod add;
+mod flags;
+mod hosted;
+mod input;
+mod pods;
+mod profiles;
+mod record;
+mod strip;
+mod text;
+mod vault;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use crate::{Error, VERSION};
+pub use input::{Described, described, sidecars};
+pub use profiles::{AwsKms, AzureAccess, AzureKms, HostedKms, IbmKms, Sidecars, VaultPlugin};
+pub use record::Profile;
+use text::Draft;
+
+/// What to put in.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The container that is to encrypt.
+    pub container: String,
+    /// The sidecars.
+    pub sidecars: Sidecars,
+    /// Images by name (`shim`, `vault`), where they are not our own of this version.
+    pub images: BTreeMap<String, String>,
+    /// Files come from directories of the node although the object is no Pod.
+    pub static_pod: bool,
+    /// Whether to set flags, where that can be done.
+    pub flags: bool,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Injected {
+    /// The manifest.
+    pub text: String,
+    /// What was changed, and how.
+    pub changes: Vec<Change>,
+    /// What the operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// What was changed in one object.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Change {
+    /// Kind and name.
+    pub object: String,
+    /// Containers that are there now, or that are gone.
+    pub containers: Vec<String>,
+    /// In which manner.
+    pub profile: Profile,
+}
+
+impl Wanted {
+    /// The image of a program of ours.
+    fn image(&self, name: &str) -> String {
+        let ours = || format!("localhost/sidekey-{name}:{VERSION}");
+        self.images.get(name).cloned().unwrap_or_else(ours)
+    }
+}
+
+/// Puts sidecars into all objects of a text that have the container.
+///
+/// All mistakes are told at once, and nothing is changed if there is one.
+pub fn inject(text: &str, wanted: &Wanted) -> Result<Injected, Error> {
+    let mut draft = read(text)?;
+    let targets = pods::with_container(&draft, &wanted.container)?;
+    let mut injected = Injected { text: String::new(), changes: Vec::new(), warnings: Vec::new() };
+    let mut problems = Vec::new();
+    for object in &targets {
+        let done = strip::strip(&mut draft, object, &mut Vec::new())
+            .and_then(|_| add::add(&mut draft, object, wanted, &mut injected.warnings));
+        match done {
+            Ok(change) => injected.changes.push(change),
+            Err(found) => {
+                problems.extend(found.into_iter().map(|text| format!("{object}: {text}")))
+            }
+        }
+    }
+    if !problems.is_empty() {
+        return Err(Error::usage(problems.join("\n")));
+    }
+    injected.text = draft.text().to_owned();
+    Ok(injected)
+}
+
+/// Takes out what an earlier run has put in.
+pub fn uninject(text: &str) -> Result<Injected, Error> {
+    let mut draft = read(text)?;
+    let mut injected = Injected { text: String::new(), changes: Vec::new(), warnings: Vec::new() };
+    let mut problems = Vec::new();
+    for object in pods::all(&draft) {
+        match strip::strip(&mut draft, &object, &mut injected.warnings) {
+            Ok(change) => injected.changes.extend(change),
+            Err(found) => {
+                problems.extend(found.into_iter().map(|text| format!("{object}: {text}")))
+            }
+        }
+    }
+    if !problems.is_empty() {
+        return Err(Error::usage(problems.join("\n")));
+    }
+    injected.text = draft.text().to_owned();
+    Ok(injected)
+}
+
+fn read(text: &str) -> Result<Draft, Error> {
+    Draft::read(text).map_err(Error::usage)
+}

@@ -1,0 +1,89 @@
+//! The three manners of running sidecars.
+
+mod hypershift;
+mod hypershift_vendors;
+mod openshift;
+mod sidekey;
+
+use serde_json::{Value, json};
+
+use super::Wanted;
+use super::add::{Addition, Facts};
+use super::record::Profile;
+pub use hypershift::{AwsKms, AzureAccess, AzureKms, HostedKms, IbmKms};
+pub use openshift::VaultPlugin;
+
+/// Sidecars, in one of the profiles.
+#[derive(Clone, Debug)]
+pub enum Sidecars {
+    /// The shim, and a sidecar for each of these vendors.
+    Sidekey {
+        /// Names of providers: `vault`, `aws`.
+        vendors: Vec<String>,
+    },
+    /// One for each key.
+    OpenShift {
+        /// The keys.
+        plugins: Vec<VaultPlugin>,
+        /// The revisioned Secret, where the pod is not one of the node's own.
+        secret: Option<String>,
+    },
+    /// An active one, and perhaps a backup.
+    HyperShift {
+        /// The keys.
+        kms: HostedKms,
+        /// What mints the tokens that the sidecars log in with, if nobody else does.
+        minter: Option<String>,
+    },
+}
+
+impl Sidecars {
+    /// Whose manner this is.
+    pub fn profile(&self) -> Profile {
+        match self {
+            Self::Sidekey { .. } => Profile::Sidekey,
+            Self::OpenShift { .. } => Profile::OpenShift,
+            Self::HyperShift { .. } => Profile::HyperShift,
+        }
+    }
+
+    pub(super) fn addition(&self, wanted: &Wanted, facts: &Facts) -> Addition {
+        match self {
+            Self::Sidekey { vendors } => sidekey::addition(vendors, wanted, facts),
+            Self::OpenShift { plugins, secret } => {
+                openshift::addition(plugins, secret.as_deref(), wanted, facts)
+            }
+            Self::HyperShift { kms, minter } => {
+                hypershift::addition(kms, minter.as_deref(), wanted, facts)
+            }
+        }
+    }
+}
+
+/// Asks whether a program listens, nothing more: a KMS that is away is no reason to restart.
+fn startup_probe(program: &str, socket: &str) -> Value {
+    let mut probe = listens(program, socket);
+    probe["periodSeconds"] = 1.into();
+    probe["failureThreshold"] = 60.into();
+    probe
+}
+
+fn liveness_probe(program: &str, socket: &str) -> Value {
+    let mut probe = listens(program, socket);
+    probe["periodSeconds"] = 10.into();
+    probe["failureThreshold"] = 6.into();
+    probe
+}
+
+fn listens(program: &str, socket: &str) -> Value {
+    let command = json!([format!("/{program}"), "probe", format!("--socket=unix://{socket}")]);
+    json!({"exec": {"command": command}, "timeoutSeconds": 5})
+}
+
+fn mount(name: &str, path: &str) -> Value {
+    json!({"name": name, "mountPath": path})
+}
+
+fn read_only(name: &str, path: &str) -> Value {
+    json!({"name": name, "mountPath": path, "readOnly": true})
+}

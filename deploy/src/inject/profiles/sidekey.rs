@@ -1,0 +1,107 @@
+//! Our own manner: the shim, and one sidecar for each vendor, however many keys it has.
+
+use serde_json::{Value, json};
+
+use super::super::Wanted;
+use super::super::add::{Addition, Facts};
+use super::super::flags::{CONFIG, RELOAD};
+use super::{liveness_probe, mount, read_only, startup_probe};
+
+/// Where all sockets are.
+const SOCKETS: &str = "/var/run/kmsplugin";
+/// Where each sidecar has its files.
+const FILES: &str = "/etc/sidekey";
+/// Where kube-apiserver has its EncryptionConfiguration.
+const ENCRYPTION: &str = "/etc/kubernetes/encryption";
+/// The user of our images.
+const UID: u64 = 65532;
+
+pub(super) fn addition(vendors: &[String], wanted: &Wanted, facts: &Facts) -> Addition {
+    let mut volumes = vec![
+        json!({"name": "kms-sockets", "emptyDir": {"medium": "Memory"}}),
+        files("kms-encryption", "sidekey-encryption-config", "kube-apiserver", facts),
+        files("kms-shim", "sidekey-shim", "shim", facts),
+    ];
+    let mut init_containers = Vec::new();
+    // The last to start is the first to end: the shim before those that it needs.
+    for vendor in vendors {
+        let (program, volume) = (format!("sidekey-{vendor}"), format!("kms-provider-{vendor}"));
+        let admin = format!("{SOCKETS}/{vendor}-admin.sock");
+        let args = [config(), format!("--admin-socket={admin}")];
+        let image = wanted.image(vendor);
+        init_containers.push(sidecar(&program, &image, &args, &admin, &volume, facts));
+        volumes.push(files(&volume, &format!("sidekey-provider-{vendor}"), vendor, facts));
+    }
+    let listen = format!("{SOCKETS}/kms.sock");
+    let args = [config(), format!("--listen=unix://{listen}")];
+    let image = wanted.image("shim");
+    init_containers.push(sidecar("sidekey-shim", &image, &args, &listen, "kms-shim", facts));
+    Addition {
+        init_containers,
+        volumes,
+        mounts: vec![mount("kms-sockets", SOCKETS), read_only("kms-encryption", ENCRYPTION)],
+        flags: vec![(CONFIG, format!("{ENCRYPTION}/encryption.yaml")), (RELOAD, "true".to_owned())],
+        ..Addition::default()
+    }
+}
+
+fn config() -> String {
+    format!("--config={FILES}/config.yaml")
+}
+
+/// A head Secret, or the node's directory in its place. Whole: a swap of `..data` must be seen.
+fn files(name: &str, secret: &str, directory: &str, facts: &Facts) -> Value {
+    if facts.static_pod {
+        let path = format!("{FILES}/{directory}");
+        json!({"name": name, "hostPath": {"path": path, "type": "Directory"}})
+    } else {
+        json!({"name": name, "secret": {"secretName": secret}})
+    }
+}
+
+fn sidecar(
+    program: &str,
+    image: &str,
+    args: &[String],
+    socket: &str,
+    volume: &str,
+    facts: &Facts,
+) -> Value {
+    json!({
+        "name": program,
+        "restartPolicy": "Always",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": args,
+        "securityContext": security(facts),
+        "startupProbe": startup_probe(program, socket),
+        "livenessProbe": liveness_probe(program, socket),
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
+        "volumeMounts": [mount("kms-sockets", SOCKETS), read_only(volume, FILES)],
+    })
+}
+
+/// Sockets are opened by their owner and by root: sidecars have the container's user, or, where
+/// that is root, any other. A Deployment that names none gets one from its namespace.
+fn security(facts: &Facts) -> Value {
+    let mut context = json!({
+        "runAsNonRoot": true,
+        "readOnlyRootFilesystem": true,
+        "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    });
+    let uid = match facts.uid {
+        Some(0) => Some(UID),
+        None if facts.static_pod => Some(UID),
+        uid => uid,
+    };
+    if let Some(uid) = uid {
+        context["runAsUser"] = uid.into();
+    }
+    if facts.static_pod {
+        // The files' group.
+        context["runAsGroup"] = UID.into();
+    }
+    context
+}

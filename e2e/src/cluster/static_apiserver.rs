@@ -26,11 +26,12 @@ impl Ground {
         ScratchImage::new(IMAGE).program(program, "kube-apiserver").write(&archive)?;
         self.load_image(&archive).await?;
         std::fs::remove_file(&archive)?;
-        let probe = |path: &str| {
+        // kubeadm's own: four minutes to start, and a look at whether it serves each second.
+        let probe = |path: &str, period: u32, failures: u32| {
             let (host, port) = (self.addresses().node(), STATIC_APISERVER);
             json!({
                 "httpGet": {"scheme": "HTTPS", "host": host, "port": port, "path": path},
-                "periodSeconds": 1, "failureThreshold": 60, "timeoutSeconds": 15,
+                "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 15,
             })
         };
         let scratch = self.plane().scratch.path();
@@ -38,9 +39,9 @@ impl Ground {
             "name": "kube-apiserver", "image": IMAGE, "imagePullPolicy": "Never",
             "args": self.static_apiserver_flags()?,
             "volumeMounts": [{"name": "scratch", "mountPath": scratch}],
-            "startupProbe": probe("/livez"),
-            "livenessProbe": probe("/livez"),
-            "readinessProbe": probe("/readyz"),
+            "startupProbe": probe("/livez", 10, 24),
+            "livenessProbe": probe("/livez", 10, 8),
+            "readinessProbe": probe("/readyz", 1, 3),
         });
         Ok(json!({
             "apiVersion": "v1", "kind": "Pod",

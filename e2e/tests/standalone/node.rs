@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sidekey_e2e::cluster::manifest;
+use sidekey_e2e::images::Image;
 use sidekey_e2e::pki::Authority;
 use sidekey_e2e::{Ground, binaries, images};
 
@@ -21,8 +22,8 @@ const PROXY: &str = "127.0.0.1:8444";
 pub(crate) struct Node {
     root: PathBuf,
     authority: Authority,
-    /// A second image of the local provider.
-    pub(crate) update: String,
+    /// Second images, of what is updated.
+    updates: Vec<Image>,
 }
 
 impl Node {
@@ -42,22 +43,27 @@ impl Node {
         let authority = Authority::new("of this control plane")?;
         let mut options = images::Options::new(root.join("images"))?;
         options.names = ["local", "shim", "proxy", "vault", "aws"].map(str::to_owned).to_vec();
-        let mut built = images::build(&options).await?;
-        // Another image: its labels tell of other sources.
-        options.names.truncate(1);
+        let built = images::build(&options).await?;
+        // Other images: their labels tell of other sources.
+        options.names.truncate(2);
         options.output = root.join("update");
         options.tag = Some("update".to_owned());
         options.source.revision = Some("another".to_owned());
-        let update = images::build(&options).await?.pop().context("no image")?;
-        ensure!(update.digest != built[0].digest, "the update is the same image");
-        built.push(update.clone());
-        for image in built {
+        let updates = images::build(&options).await?;
+        for (update, first) in updates.iter().zip(&built) {
+            ensure!(update.name == first.name, "{} for {}", update.name, first.name);
+            ensure!(update.digest != first.digest, "{} is the same image", update.reference);
+        }
+        for image in built.iter().chain(&updates) {
             ground.load_image(&image.archive).await?;
         }
-        let update = update.reference;
-        let node = Self { root, authority, update };
-        node.publish("kube-apiserver", &[("encryption.yaml", &shipped("encryption.yaml")?)])?;
-        Ok(node)
+        Ok(Self { root, authority, updates })
+    }
+
+    /// The other image of one of our programs.
+    pub(crate) fn update(&self, name: &str) -> Result<&str> {
+        let found = self.updates.iter().find(|image| image.name == format!("sidekey-{name}"));
+        Ok(&found.with_context(|| format!("there is no other image of {name}"))?.reference)
     }
 
     /// A pod of `deploy/static-pods`, its host paths in the test's directory.
@@ -86,8 +92,6 @@ impl Node {
             list.context("no such list")?.extend(more.as_array().context("no list")?.clone());
         }
         ensure!(patch.pointer(container).is_some_and(|it| it["name"] == "kube-apiserver"));
-        // Four minutes, as kubeadm has it: storage is awaited for one.
-        apiserver["spec"]["containers"][0]["startupProbe"]["failureThreshold"] = 240.into();
         apiserver["spec"]["initContainers"] = patch["spec"]["initContainers"].clone();
         let flags = apiserver.pointer_mut("/spec/containers/0/args").and_then(Value::as_array_mut);
         flags.context("no flags")?.extend([
@@ -112,6 +116,16 @@ impl Node {
         let ran = Command::new(folder().join("publish.sh")).arg(staging.path()).arg(to).output()?;
         ensure!(ran.status.success(), "publish.sh: {}", String::from_utf8_lossy(&ran.stderr));
         Ok(())
+    }
+
+    /// kube-apiserver's directory: the file that is shipped, with the shim's socket in
+    /// it or a plugin's own.
+    pub(crate) fn publish_encryption(&self, socket: &str) -> Result<()> {
+        let text = shipped("encryption.yaml")?;
+        let shim = "unix:///var/run/kmsplugin/kms.sock";
+        ensure!(text.contains(shim), "encryption.yaml leads elsewhere: {text}");
+        let text = text.replace(shim, &format!("unix:///var/run/kmsplugin/{socket}"));
+        self.publish("kube-apiserver", &[("encryption.yaml", &text)])
     }
 
     /// The plugin's directory, its revision being the number of its keys.
@@ -153,7 +167,8 @@ impl Node {
         self.publish("proxy", &all.each_ref().map(|(name, text)| (*name, text.as_str())))
     }
 
-    /// Keys in the directory of sockets; the newest one writes.
+    /// Keys in the directory of sockets; the newest one writes, and the first one wrote
+    /// before there was a shim.
     pub(crate) fn shim_config(&self, newest: u32) -> Value {
         let key = |id: u32| {
             let role = if id == newest { "write" } else { "read" };
@@ -161,7 +176,8 @@ impl Node {
             json!({"id": id, "role": role, "endpoints": [endpoint]})
         };
         let keys: Vec<_> = (1..=newest).map(key).collect();
-        json!({"revision": newest, "probe": {"interval": "1s", "timeout": "2s"}, "keys": keys})
+        let probe = json!({"interval": "1s", "timeout": "2s"});
+        json!({"revision": newest, "legacyKey": 1, "probe": probe, "keys": keys})
     }
 
     /// The first key, behind the proxy.

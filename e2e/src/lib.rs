@@ -46,6 +46,7 @@ pub mod shim;
 pub mod sidecar;
 pub mod stored;
 pub mod vault;
+pub mod vendor;
 pub mod wait;
 mod watchdog;
 

@@ -7,6 +7,7 @@ pub mod auth;
 pub mod client;
 pub mod cluster;
 pub mod jwt;
+mod prepared;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,7 @@ pub use agent::Agent;
 pub use audit::Audit;
 pub use client::Bao;
 pub use cluster::Cluster;
+pub use prepared::Prepared;
 
 /// The DNS name of the listener whose certificate has no address in it.
 pub const NAMED: &str = "vault.sidekey.test";

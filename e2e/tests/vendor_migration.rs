@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use hyper::Method;
@@ -17,7 +16,6 @@ use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::apiserver::{KubeApiserver, Options};
 use sidekey_e2e::aws::{AwsPlugin, Moto};
 use sidekey_e2e::kms::KmsClient;
-use sidekey_e2e::openbao::auth::AppRole;
 use sidekey_e2e::shim::ShimConfig;
 use sidekey_e2e::shim::replicas::{PROVIDER, key_number};
 use sidekey_e2e::{
@@ -104,7 +102,6 @@ async fn aws_goes_away(scene: &mut Scene, load: &Load) -> Result<()> {
     scene.moto.process().resume()?;
     for node in &mut scene.nodes {
         node.aws.restart().await?;
-        node.aws.wait_ready().await?;
     }
     Ok(())
 }
@@ -124,10 +121,11 @@ impl Scene {
         let moto = Moto::start(plane.scratch.path()).await?;
         let arn = moto.owner().create_key().await?;
         let bao = OpenBao::start(&plane.scratch, "bao").await?;
-        let role_id = prepare_vault(&bao, &plane.scratch.subdir("vault")?).await?;
+        let role = bao.prepare().await?.role;
+        fs::write(plane.scratch.subdir("vault")?.join("secret-id"), role.secret_id().await?)?;
         let mut scene = Self { nodes: Vec::new(), moto, bao, plane };
         for name in ["a", "b"] {
-            let node = scene.node(name, &arn, &role_id).await?;
+            let node = scene.node(name, &arn, &role.role_id).await?;
             scene.nodes.push(node);
         }
         Ok(scene)
@@ -240,21 +238,4 @@ async fn rewrite(client: &KubeClient, path: &str) -> Result<()> {
                 != object["metadata"]["resourceVersion"];
         ensure!(conflict, "{error:#}");
     }
-}
-
-/// A key, a policy as the README has it, and a role whose secret-id lies in a file.
-async fn prepare_vault(bao: &OpenBao, dir: &Path) -> Result<String> {
-    let root = bao.root();
-    root.enable("transit", "transit").await?;
-    root.make_key("transit", "kms").await?;
-    root.enable_auth("approle", "approle").await?;
-    let rules: [(&str, &[&str]); 3] = [
-        ("transit/keys/kms", &["read"]),
-        ("transit/encrypt/kms", &["update"]),
-        ("transit/decrypt/kms", &["update"]),
-    ];
-    root.policy("kms", &rules).await?;
-    let role = AppRole::create(&root, "approle", "kms", &["kms"], &json!({})).await?;
-    fs::write(dir.join("secret-id"), role.secret_id().await?)?;
-    Ok(role.role_id)
 }

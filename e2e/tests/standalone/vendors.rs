@@ -6,6 +6,7 @@ use serde_json::json;
 use sidekey_e2e::aws::{Moto, REGION};
 use sidekey_e2e::cluster::Exposed;
 use sidekey_e2e::kms::KmsClient;
+use sidekey_e2e::openbao::Prepared;
 use sidekey_e2e::openbao::auth::AppRole;
 use sidekey_e2e::wait::PATIENCE;
 use sidekey_e2e::{OpenBao, eventually};
@@ -26,17 +27,7 @@ pub(crate) struct Vault {
 impl Vault {
     pub(crate) async fn writes_with_a_secret_id(scene: &Scene) -> Result<Self> {
         let bao = OpenBao::start(&scene.cluster.ground().plane().scratch, "bao").await?;
-        let root = bao.root();
-        root.enable("transit", "transit").await?;
-        root.enable_auth("approle", "approle").await?;
-        let key = root.make_key("transit", "kms").await?;
-        let rules: [(&str, &[&str]); 3] = [
-            ("transit/keys/kms", &["read"]),
-            ("transit/encrypt/kms", &["update"]),
-            ("transit/decrypt/kms", &["update"]),
-        ];
-        root.policy("kms", &rules).await?;
-        let role = AppRole::create(&root, "approle", "kms", &["kms"], &json!({})).await?;
+        let Prepared { key, role } = bao.prepare().await?;
         let exposed = scene.cluster.expose(bao.socket_address()).await?;
         let tls = json!({"caFile": "/etc/sidekey/ca.crt", "serverName": "localhost"});
         let config = json!({"keys": [{

@@ -1,0 +1,141 @@
+//! A node while its KMS is away, slow, or refuses.
+
+use std::ops::DerefMut;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use sidekey_core::proto::v2::EncryptResponse;
+
+use super::Node;
+use crate::kms::KmsClient;
+use crate::kube::Kind;
+use crate::load::{Load, LoadOptions};
+use crate::plane::ControlPlane;
+use crate::shim::ShimConfig;
+use crate::sidecar::Sidecar;
+use crate::wait::{PATIENCE, eventually};
+
+/// Short, so that a test sees the end of it; long enough to be seen.
+pub const COAST: Duration = Duration::from_secs(3);
+
+/// Requests while a fault is on and after it.
+pub const MEANWHILE: u64 = 100;
+
+/// What was wrapped while all was well.
+const WORDS: &[u8] = b"before all faults";
+
+/// One node, and what its shim wrapped before anything happened. Dropped, and so
+/// ended, in this order.
+pub struct Sufferer<P> {
+    /// A client of the shim.
+    pub client: KmsClient,
+    /// The node.
+    pub node: Node<P>,
+    /// What was wrapped while all was well.
+    pub sealed: EncryptResponse,
+    /// What the node stands on.
+    pub plane: ControlPlane,
+}
+
+impl<P: DerefMut<Target = Sidecar>> Sufferer<P> {
+    /// Puts shim and kube-apiserver in front of a provider, which coasts for [`COAST`]
+    /// too, and listens at `endpoint`.
+    pub async fn start(plane: ControlPlane, plugin: P, endpoint: String) -> Result<Self> {
+        let coast = format!("{}s", COAST.as_secs());
+        let config = ShimConfig::new(1).write(1, endpoint).probe("1s", "2s").coast(&coast);
+        let node = Node::start(&plane, "a", plugin, &config).await?;
+        let client = KmsClient::connect(&node.shim.endpoint()).await?;
+        let sealed = client.round_trip(WORDS).await?;
+        Ok(Self { client, node, sealed, plane })
+    }
+
+    /// Load on its kube-apiserver.
+    pub fn load(&self) -> Result<Load> {
+        let rest = Duration::from_millis(40);
+        let options = LoadOptions { writers: 2, readers: 1, rest, ..Default::default() };
+        Load::start(vec![self.node.server.client()], options)
+    }
+
+    /// Asks for Status until it fails; until then it must be as before.
+    pub async fn first_error(&self) -> Result<tonic::Status> {
+        let key_id = &self.sealed.key_id;
+        eventually("Status becomes an error", PATIENCE, async || match self.client.status().await {
+            Err(error) => Ok(error),
+            Ok(status) if status.key_id == *key_id && status.healthz == "ok" => bail!("it is ok"),
+            Ok(status) => Ok(tonic::Status::internal(format!("{status:?}"))),
+        })
+        .await
+    }
+
+    /// A passing fault is on: Status is ok for the coast, then an error that
+    /// tells why, and so does the provider's own. Meanwhile the load goes on.
+    pub async fn is_felt_after_the_coast(
+        &self,
+        began: Instant,
+        why: &str,
+        load: &Load,
+    ) -> Result<()> {
+        let error = self.first_error().await?;
+        ensure!(began.elapsed() >= COAST, "Status failed after {:?}: {error}", began.elapsed());
+        self.is_felt(&error, why).await?;
+        load.more(MEANWHILE).await
+    }
+
+    /// Status is an error that tells why, and so does the provider's own.
+    pub async fn is_felt(&self, error: &tonic::Status, why: &str) -> Result<()> {
+        ensure!(error.code() == tonic::Code::Unavailable, "{error}");
+        ensure!(error.message().contains("write key 1"), "{error}");
+        let status = self.node.plugin.status().await?;
+        let key = &status["keys"][0];
+        ensure!(key["healthy"] == false, "{status}");
+        ensure!(key["last_error"].to_string().contains(why), "no {why} in {status}");
+        ensure!(self.client.decrypt(&self.sealed).await.is_err(), "yet the KMS has answered");
+        Ok(())
+    }
+
+    /// kube-apiserver sees the fault, is not ready, and serves all the same.
+    pub async fn is_seen_by_the_apiserver(&mut self, load: &Load) -> Result<()> {
+        self.node.server.wait_kms_providers(false).await?;
+        load.more(MEANWHILE).await
+    }
+
+    /// The fault is over: everything is as before, by itself.
+    pub async fn heals(&mut self) -> Result<()> {
+        let Self { client, node, sealed, .. } = self;
+        node.shim
+            .process()
+            .wait_until("Status heals", PATIENCE, async || {
+                let status = client.status().await?;
+                ensure!(status.key_id == sealed.key_id, "key_id has become {}", status.key_id);
+                Ok(())
+            })
+            .await?;
+        self.unwraps().await?;
+        let again = self.client.round_trip(b"afterwards").await?;
+        ensure!(again.key_id == self.sealed.key_id, "key_id has become {}", again.key_id);
+        Ok(())
+    }
+
+    /// What was wrapped before is unwrapped by the KMS now.
+    pub async fn unwraps(&self) -> Result<()> {
+        ensure!(self.client.decrypt(&self.sealed).await? == WORDS, "something else came back");
+        Ok(())
+    }
+
+    /// The same, and kube-apiserver has noticed.
+    pub async fn heals_for_the_apiserver(&mut self, load: &Load) -> Result<()> {
+        self.heals().await?;
+        self.node.server.wait_kms_providers(true).await?;
+        load.more(MEANWHILE).await
+    }
+
+    /// A restarted kube-apiserver has no unwrapped keys left.
+    pub async fn everything_reads_after_a_restart(&mut self) -> Result<()> {
+        self.node.server.restart().await?;
+        for kind in Kind::ALL {
+            let read = self.node.server.client().list(kind, "default").await?;
+            ensure!(!read.is_empty(), "there is no {kind:?}");
+        }
+        Ok(())
+    }
+}

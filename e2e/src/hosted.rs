@@ -154,14 +154,57 @@ impl Hosted {
         self.apply_server(&manifests::shim_encryption(), &Layout::Shim).await
     }
 
+    /// The Deployment before anything is encrypted: no sidecar, no flag and no volume for it.
+    pub fn bare(&self) -> Value {
+        manifests::bare()
+    }
+
+    /// Applies a Deployment of kube-apiserver, and waits until it is rolled out.
+    pub async fn roll_out_as(&self, deployment: &Value) -> Result<Vec<Pod>> {
+        self.cluster.client().apply(deployment).await?;
+        self.cluster.client().wait_deployment(NAMESPACE, SERVER).await
+    }
+
+    /// The images under test: that of `sidekey-aws` and that of the shim.
+    pub fn images(&self) -> [&str; 2] {
+        [&self.aws_image, &self.shim_image]
+    }
+
+    /// AWS, as pods and this host reach it.
+    pub fn aws_url(&self) -> String {
+        format!("http://{}", self.exposed.address())
+    }
+
+    /// etcd's client address, reached from this host.
+    pub async fn etcd_url(&self) -> Result<String> {
+        let pod = self.cluster.client().pod(NAMESPACE, &format!("{ETCD}-0")).await?;
+        Ok(format!("http://{}:2379", address(&pod)?))
+    }
+
+    /// Writes a kubeconfig of the hosted cluster's administrator, through the balancer.
+    pub fn kubeconfig(&self, path: &Path) -> Result<()> {
+        let server = format!("https://{}:6443", self.service_address());
+        let ca = STANDARD.encode(self.tls.pem());
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "hosted",
+            "clusters": [{
+                "name": "hosted",
+                "cluster": {"server": server, "certificate-authority-data": ca},
+            }],
+            "users": [{"name": "admin", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "hosted", "context": {"cluster": "hosted", "user": "admin"}}],
+        });
+        std::fs::write(path, config.to_string())
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
     async fn apply_server(&self, encryption: &str, layout: &Layout<'_>) -> Result<Vec<Pod>> {
         let config = [("config.yaml", encryption.to_owned())];
         self.put_secret("kas-secret-encryption-config", &config).await?;
-        let url = format!("http://{}", self.exposed.address());
+        let url = self.aws_url();
         let images = manifests::Images { aws: &self.aws_image, shim: &self.shim_image };
         let deployment = manifests::server(layout, encryption, &images, &url);
-        self.cluster.client().apply(&deployment).await?;
-        self.cluster.client().wait_deployment(NAMESPACE, SERVER).await
+        self.roll_out_as(&deployment).await
     }
 
     /// Writes the shim's head: these keys, by number, each at the provider's

@@ -260,6 +260,29 @@ pub(super) fn server(
     })
 }
 
+/// The Deployment before anything is encrypted: no sidecar, no flag, no volume of ours.
+pub(super) fn bare() -> Value {
+    let images = Images { aws: "", shim: "" };
+    let mut deployment = server(&Layout::Shim, "", &images, "");
+    let template = &mut deployment["spec"]["template"];
+    template["metadata"]["annotations"] = json!({});
+    let spec = &mut template["spec"];
+    spec["initContainers"] = json!([]);
+    let kept = |list: &mut Value, keep: &dyn Fn(&Value) -> bool| {
+        if let Some(list) = list.as_array_mut() {
+            list.retain(|entry| keep(entry));
+        }
+    };
+    let own = |entry: &Value| entry["name"] == "kas-pki" || entry["name"] == "tmp-dir";
+    kept(&mut spec["volumes"], &own);
+    let container = &mut spec["containers"][0];
+    kept(&mut container["volumeMounts"], &own);
+    kept(&mut container["args"], &|flag| {
+        !flag.as_str().is_some_and(|flag| flag.starts_with("--encryption-provider"))
+    });
+    deployment
+}
+
 /// As HyperShift writes it into the pods' template, so that a change rolls them out.
 fn hash(encryption: &str) -> String {
     let hash = digest::digest(&digest::SHA256, encryption.as_bytes());

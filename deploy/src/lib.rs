@@ -19,10 +19,13 @@ mod report;
 
 pub mod cli;
 pub mod cluster;
+pub mod diff;
 pub mod files;
 pub mod fleet;
 pub mod inject;
 pub mod model;
+pub mod publish;
+pub mod render;
 pub mod rotate;
 
 pub use error::{Error, Exit};

@@ -21,6 +21,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use sidekey_core::config::Problems;
 
+pub(crate) use parse::is_label as is_name;
 pub use sidekey_core::config::KeyNumber;
 
 /// The group and version of [`SecretEncryption`].

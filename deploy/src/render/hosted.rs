@@ -1,0 +1,310 @@
+//! HyperShift's HostedCluster, and what its `secretEncryption` means here.
+//!
+//! HyperShift forgets keys: a `backupKey` once its own status is set, and the old key when the
+//! provider or the type changes. Whatever the object still names is kept here as a reader.
+
+mod read;
+
+use serde_json::{Value, json};
+
+use super::{ResolvedFiles, hashes};
+use crate::Error;
+use crate::model::{
+    Cipher, CipherKind, ControlPlane, FileRef, FileSource, Key, KeyNumber, ObjectKey, Placement,
+    Role, SecretEncryption, Spec, Writer, names,
+};
+
+pub use read::parse;
+
+/// What HyperShift encrypts with a KMS.
+pub const KMS_RESOURCES: [&str; 5] = [
+    "secrets",
+    "configmaps",
+    "routes.route.openshift.io",
+    "oauthaccesstokens.oauth.openshift.io",
+    "oauthauthorizetokens.oauth.openshift.io",
+];
+/// The token that HyperShift's minter writes.
+const TOKEN: &str = "/var/run/secrets/openshift/serviceaccount/token";
+/// The entry of a Secret with an AES-CBC key.
+const AESCBC_ENTRY: &str = "key";
+/// The entry of a Secret with an IBM API key.
+const IBM_ENTRY: &str = "iam_apikey";
+
+/// What a HostedCluster says of its encryption.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hosted {
+    /// Its name.
+    pub name: String,
+    /// Its own namespace; the control plane's is made of both.
+    pub namespace: Option<String>,
+    /// Every key that it names, the oldest first.
+    pub keys: Vec<HostedKey>,
+    /// How to log in, where the provider needs to know.
+    pub auth: Auth,
+}
+
+/// A key of a HostedCluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostedKey {
+    /// Which.
+    pub identity: Identity,
+    /// Whether new data is written with it.
+    pub writes: bool,
+}
+
+/// What tells a key from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// AWS KMS.
+    Aws {
+        /// Its ARN.
+        arn: String,
+        /// Where it is used.
+        region: String,
+    },
+    /// Azure Key Vault or Managed HSM.
+    Azure {
+        /// Name of the vault.
+        vault: String,
+        /// Name of the key.
+        name: String,
+        /// Version of the key.
+        version: String,
+        /// Whether the vault is a Managed HSM.
+        managed_hsm: bool,
+    },
+    /// IBM Cloud Key Protect.
+    Ibm {
+        /// The root key.
+        crk: String,
+        /// The instance.
+        instance: String,
+        /// The version, as HyperShift counts.
+        version: u32,
+        /// For IBM's own records.
+        correlation: String,
+        /// Where the service is.
+        url: String,
+        /// In which region.
+        region: String,
+    },
+    /// A key that kube-apiserver holds itself.
+    Aescbc {
+        /// The Secret with it.
+        secret: String,
+    },
+}
+
+/// How a provider logs in.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Auth {
+    /// The role of the AWS provider.
+    pub aws_role: Option<String>,
+    /// Azure's `kms` or `workloadIdentity`, as it is written.
+    pub azure: Value,
+    /// Azure's `keyVaultAccess`.
+    pub azure_access: Option<String>,
+    /// The Secret with IBM's API key; none if services trust each other.
+    pub ibm_secret: Option<String>,
+}
+
+/// A key that was published before.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KnownKey {
+    /// Its number.
+    pub id: KeyNumber,
+    /// Of its KEK.
+    pub fingerprint: String,
+}
+
+impl Identity {
+    /// As HyperShift's status shows it.
+    pub fn fingerprint(&self) -> String {
+        let text = match self {
+            Self::Aws { arn, .. } => arn.clone(),
+            Self::Azure { vault, name, version, managed_hsm } => {
+                let hsm = if *managed_hsm { "/ManagedHSM" } else { "" };
+                format!("{vault}/{name}/{version}{hsm}")
+            }
+            Self::Ibm { crk, instance, version, .. } => format!("{crk}/{instance}/{version}"),
+            Self::Aescbc { secret } => secret.clone(),
+        };
+        sidekey_core::hex(&sidekey_core::sha256(text.as_bytes()))
+    }
+
+    /// The provider's name here.
+    fn vendor(&self) -> &'static str {
+        match self {
+            Self::Aws { .. } => "aws",
+            Self::Azure { .. } => "azure",
+            Self::Ibm { .. } => "ibmcloud",
+            Self::Aescbc { .. } => "aescbc",
+        }
+    }
+
+    /// What makes the KEK.
+    fn kek(&self) -> Value {
+        match self {
+            Self::Aws { arn, region } => {
+                // The ARN names its region; another one counts for multi-region keys alone.
+                match arn.split(':').nth(3) == Some(region) {
+                    true => json!({"key": arn}),
+                    false => json!({"key": arn, "region": region}),
+                }
+            }
+            Self::Azure { vault, name, version, managed_hsm } => {
+                let mut kek =
+                    json!({"keyVaultName": vault, "keyName": name, "keyVersion": version});
+                if *managed_hsm {
+                    kek["keyVaultType"] = "ManagedHSM".into();
+                }
+                kek
+            }
+            Self::Ibm { crk, instance, version, .. } => {
+                json!({"crkID": crk, "instanceID": instance, "keyVersion": version})
+            }
+            Self::Aescbc { .. } => Value::Null,
+        }
+    }
+}
+
+impl Hosted {
+    /// The namespace of the control plane.
+    pub fn control_plane_namespace(&self) -> Option<String> {
+        let namespace = self.namespace.as_ref()?;
+        Some(format!("{namespace}-{}", self.name.replace('.', "-")))
+    }
+
+    /// Content that must be known before it can be translated: names are made of it.
+    pub fn sources(&self) -> Vec<FileSource> {
+        self.ciphers().map(|(_, source)| source).collect()
+    }
+
+    fn ciphers(&self) -> impl Iterator<Item = (&HostedKey, FileSource)> {
+        self.keys.iter().filter_map(|key| match &key.identity {
+            Identity::Aescbc { secret } => {
+                let (name, key_name) = (secret.clone(), AESCBC_ENTRY.to_owned());
+                Some((key, FileSource::Secret(ObjectKey { name, key: key_name })))
+            }
+            _ => None,
+        })
+    }
+
+    /// As a SecretEncryption. Keys that were published before keep their numbers; others get the
+    /// next ones, the oldest first.
+    pub fn translate(
+        &self,
+        files: &ResolvedFiles,
+        known: &[KnownKey],
+    ) -> Result<SecretEncryption, Error> {
+        let mut ciphers = Vec::new();
+        let mut write = Writer::Keys;
+        for (key, source) in self.ciphers() {
+            if !files.contains(&source) {
+                let text =
+                    format!("{} refers to what is not there\n{source}: not found", self.name);
+                return Err(Error::failed(text));
+            }
+            let name = hashes::aescbc_key(files.content(&source).expose());
+            if key.writes {
+                write = Writer::Cipher(name.clone());
+            }
+            ciphers.push(Cipher { name, kind: CipherKind::Aescbc, source });
+        }
+        let mut keys = self.kms_keys(known);
+        // Somebody must be the writer behind the shim, also while a cipher writes.
+        if let Some(last) = keys.last_mut()
+            && write != Writer::Keys
+        {
+            last.role = Role::Write;
+        }
+        let kms = !keys.is_empty();
+        let all = KMS_RESOURCES.iter().take(if kms { KMS_RESOURCES.len() } else { 1 });
+        let app = ("app".to_owned(), "kube-apiserver".to_owned());
+        let spec = Spec {
+            control_plane: ControlPlane {
+                selector: [app].into(),
+                container: "kube-apiserver".to_owned(),
+            },
+            resources: all.map(|name| (*name).to_owned()).collect(),
+            stanzas: Vec::new(),
+            timeout: "5s".to_owned(),
+            placement: Placement::Sidecar,
+            images: Default::default(),
+            shim: Default::default(),
+            shim_files: Vec::new(),
+            legacy_key: None,
+            adopt: Vec::new(),
+            ciphers,
+            write,
+            keys,
+        };
+        let namespace = self.control_plane_namespace();
+        Ok(SecretEncryption { name: self.name.clone(), namespace, spec })
+    }
+
+    fn kms_keys(&self, known: &[KnownKey]) -> Vec<Key> {
+        let mut last = known.iter().map(|key| key.id.0).max().unwrap_or(0);
+        let mut keys = Vec::new();
+        let kms = |key: &&HostedKey| !matches!(key.identity, Identity::Aescbc { .. });
+        for hosted in self.keys.iter().filter(kms) {
+            let kek = hosted.identity.kek();
+            let fingerprint = sidekey_core::fingerprint(&kek);
+            // The newest: an old KEK that came back had got a new number.
+            let before = known.iter().filter(|known| known.fingerprint == fingerprint);
+            let id = before.map(|known| known.id).max().unwrap_or_else(|| {
+                last += 1;
+                KeyNumber(last)
+            });
+            keys.push(self.key(id, hosted, kek));
+        }
+        keys
+    }
+
+    fn key(&self, id: KeyNumber, hosted: &HostedKey, kek: Value) -> Key {
+        let mut files = Vec::new();
+        let (mut settings, mut credentials) = (Value::Null, Value::Null);
+        match &hosted.identity {
+            Identity::Aws { .. } => {
+                let role = self.auth.aws_role.clone().unwrap_or_default();
+                credentials = json!({"roleArn": role, "webIdentityTokenFile": TOKEN});
+            }
+            Identity::Azure { .. } => {
+                credentials = self.auth.azure.clone();
+                if let Some(access) = &self.auth.azure_access {
+                    settings = json!({"keyVaultAccess": access});
+                }
+            }
+            Identity::Ibm { correlation, url, region, .. } => {
+                settings = json!({"correlationID": correlation, "url": url, "region": region});
+                credentials = match &self.auth.ibm_secret {
+                    None => json!({"serviceToService": true}),
+                    Some(name) => {
+                        let source = ObjectKey { name: name.clone(), key: IBM_ENTRY.to_owned() };
+                        let source = FileSource::Secret(source);
+                        files.push(FileRef { name: IBM_ENTRY.to_owned(), source });
+                        json!({"apiKeyFile": format!("{}/{IBM_ENTRY}", names::MOUNT)})
+                    }
+                };
+            }
+            Identity::Aescbc { .. } => {}
+        }
+        Key {
+            id,
+            vendor: hosted.identity.vendor().to_owned(),
+            role: if hosted.writes { Role::Write } else { Role::Read },
+            kek,
+            settings,
+            credentials,
+            files,
+            canary: None,
+            given_fingerprint: None,
+            listen: names::key_socket(id),
+            endpoints: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,11 @@
 //! [`Console`] and gives the exit code.
 
 mod completion;
+mod diff;
 mod inject;
+mod publish;
+mod render;
+mod source;
 
 use std::process::ExitCode;
 
@@ -14,6 +18,7 @@ use crate::{Console, Error, Exit, Output};
 
 const EXAMPLES: &str = "Examples:
   sidekey inject -f kube-apiserver.yaml --provider vault --in-place
+  sidekey publish -f cluster-a.yaml
   sidekey completion bash > /etc/bash_completion.d/sidekey
 
 Exit codes: 0 done or yes, 1 failed or unknown, 3 no, 64 bad usage or configuration.";
@@ -32,7 +37,10 @@ struct Sidekey {
 #[derive(Debug, Subcommand)]
 enum Command {
     Completion(completion::Args),
+    Diff(diff::Args),
     Inject(inject::Args),
+    Publish(publish::Args),
+    Render(render::Args),
 }
 
 /// Runs the command line of this process.
@@ -57,12 +65,14 @@ pub fn main() -> ExitCode {
 fn run(command: Command, console: &Console) -> Result<Exit, Error> {
     match command {
         Command::Completion(args) => completion::run(&args, console),
+        Command::Diff(args) => diff::run(&args, console),
         Command::Inject(args) => inject::run(&args, console),
+        Command::Publish(args) => publish::run(&args, console),
+        Command::Render(args) => render::run(&args, console),
     }
 }
 
 /// Runs what waits for others: one thread is enough.
-#[allow(dead_code)]
 fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =

@@ -21,7 +21,8 @@ fn between(old: &Rendered, new: &Rendered) -> Diff {
     let parts = old.parts.iter();
     let parts = parts
         .map(|part| (part.name.clone(), LivePart { files: part.files.clone(), version: None }));
-    let live = Live { parts: parts.collect(), ..Live::default() };
+    let mut live = Live::default();
+    live.parts.extend(parts);
     Diff::between(&live, new).unwrap()
 }
 

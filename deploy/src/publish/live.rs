@@ -60,6 +60,14 @@ impl Live {
         if half && newest > 0 { newest } else { newest + 1 }
     }
 
+    /// The revision that publishing would lead to, and whether anything would change.
+    pub fn plan(&self, draft: &Rendered) -> (u64, bool) {
+        match self.holds(draft) {
+            Some(revision) => (revision, false),
+            None => (self.next(&draft.digest), true),
+        }
+    }
+
     /// The highest number there is, in history or in a head.
     fn newest(&self) -> u64 {
         let heads = self.heads().flatten();

@@ -90,6 +90,13 @@ impl View {
         Ok(view)
     }
 
+    /// Adds an EncryptionConfiguration or a shim's file.
+    pub(crate) fn add_text(&mut self, text: &str) -> Result<(), Error> {
+        let document = document(text)
+            .map_err(|error| Error::failed("cannot read what was rendered").because(error))?;
+        self.add(&document)
+    }
+
     /// Adds a document of one of the known kinds.
     fn add(&mut self, document: &Value) -> Result<(), Error> {
         if document["kind"] == "EncryptionConfiguration" {

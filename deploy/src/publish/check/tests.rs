@@ -30,7 +30,7 @@ fn key(id: u32, role: &str) -> String {
 /// What is refused, by what would have to be named, `never` where nothing helps.
 fn refused(old: &View, new: &View) -> Vec<String> {
     let list = objections(old, new);
-    list.into_iter().map(|objection| objection.subject.unwrap_or("never".into())).collect()
+    list.into_iter().map(|objection| objection.subject.unwrap_or_else(|| "never".into())).collect()
 }
 
 #[test]

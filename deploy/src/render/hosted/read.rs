@@ -306,11 +306,10 @@ fn ibm(raw: &RawIbm, auth: &mut Auth, problems: &mut Problems) -> Vec<Identity> 
 
 fn ibm_auth(raw: &RawIbmAuth, auth: &mut Auth, problems: &mut Problems) {
     match problems.require("type", &raw.r#type).map(String::as_str) {
-        Some("Managed") => {
-            if raw.unmanaged.is_some() {
-                problems.add("unmanaged", "must not be set where type is Managed");
-            }
+        Some("Managed") if raw.unmanaged.is_some() => {
+            problems.add("unmanaged", "must not be set where type is Managed");
         }
+        Some("Managed") | None => {}
         Some("Unmanaged") => {
             if raw.managed.is_some() {
                 problems.add("managed", "must not be set where type is Unmanaged");
@@ -323,7 +322,6 @@ fn ibm_auth(raw: &RawIbmAuth, auth: &mut Auth, problems: &mut Problems) {
             auth.ibm_secret = name;
         }
         Some(_) => problems.add("type", "is neither Managed nor Unmanaged"),
-        None => {}
     }
 }
 

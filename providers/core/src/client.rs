@@ -26,6 +26,9 @@ use crate::{Endpoint, QuietStream};
 /// More than any plugin has to say beside its answer.
 const MAX_HEADERS: u32 = 16 * 1024;
 
+/// What HTTP/2 begins with: more than any message of KMS v2.
+const DEFAULT_WINDOW: u32 = 65_535;
+
 /// One HTTP/2 connection to a plugin; clones share it.
 ///
 /// It stands on h2 alone: a request leaves in one write, head and message together. Hyper's
@@ -108,8 +111,22 @@ pub async fn open<T>(
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let connection = connection(stream, DEFAULT_WINDOW).await?;
+    Ok((KeyManagementServiceClient::with_origin(connection.clone(), origin), connection))
+}
+
+/// The connection alone, for another gRPC service than KMS v2; the peer may be `window` bytes
+/// ahead of the reader.
+pub async fn connection<T>(stream: T, window: u32) -> Result<Connection, h2::Error>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let mut builder = Builder::new();
-    builder.enable_push(false).max_header_list_size(MAX_HEADERS);
+    builder
+        .enable_push(false)
+        .max_header_list_size(MAX_HEADERS)
+        .initial_window_size(window)
+        .initial_connection_window_size(window);
     let (requests, driver) = builder.handshake(stream).await?;
     let connection = Connection { requests, closed: Arc::default() };
     let closed = connection.closed.clone();
@@ -119,7 +136,7 @@ where
         let _ = driver.await;
         closed.store(true, Ordering::Release);
     });
-    Ok((KeyManagementServiceClient::with_origin(connection.clone(), origin), connection))
+    Ok(connection)
 }
 
 impl Connection {

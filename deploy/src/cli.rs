@@ -3,6 +3,7 @@
 //! Each command is a module with its `Args` and a function `run`, which answers through the
 //! [`Console`] and gives the exit code.
 
+mod census;
 mod completion;
 mod diff;
 mod inject;
@@ -19,6 +20,7 @@ use crate::{Console, Error, Exit, Output};
 const EXAMPLES: &str = "Examples:
   sidekey inject -f kube-apiserver.yaml --provider vault --in-place
   sidekey publish -f cluster-a.yaml
+  sidekey census --endpoints https://127.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key
   sidekey completion bash > /etc/bash_completion.d/sidekey
 
 Exit codes: 0 done or yes, 1 failed or unknown, 3 no, 64 bad usage or configuration.";
@@ -36,6 +38,7 @@ struct Sidekey {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Census(Box<census::Args>),
     Completion(completion::Args),
     Diff(diff::Args),
     Inject(inject::Args),
@@ -64,6 +67,7 @@ pub fn main() -> ExitCode {
 
 fn run(command: Command, console: &Console) -> Result<Exit, Error> {
     match command {
+        Command::Census(args) => census::run(&args, console),
         Command::Completion(args) => completion::run(&args, console),
         Command::Diff(args) => diff::run(&args, console),
         Command::Inject(args) => inject::run(&args, console),

@@ -17,9 +17,11 @@ mod error;
 mod progress;
 mod report;
 
+pub mod census;
 pub mod cli;
 pub mod cluster;
 pub mod diff;
+pub mod etcd;
 pub mod files;
 pub mod fleet;
 pub mod inject;
@@ -27,6 +29,7 @@ pub mod model;
 pub mod publish;
 pub mod render;
 pub mod rotate;
+pub mod snapshot;
 
 pub use error::{Error, Exit};
 pub use progress::Progress;

@@ -6,10 +6,14 @@
 mod census;
 mod completion;
 mod diff;
+mod doctor;
+mod fleet;
 mod inject;
+mod preflight;
 mod publish;
 mod render;
 mod source;
+mod status;
 
 use std::process::ExitCode;
 
@@ -41,9 +45,12 @@ enum Command {
     Census(Box<census::Args>),
     Completion(completion::Args),
     Diff(diff::Args),
+    Doctor(Box<doctor::Args>),
     Inject(inject::Args),
+    Preflight(preflight::Args),
     Publish(publish::Args),
     Render(render::Args),
+    Status(Box<status::Args>),
 }
 
 /// Runs the command line of this process.
@@ -70,9 +77,12 @@ fn run(command: Command, console: &Console) -> Result<Exit, Error> {
         Command::Census(args) => census::run(&args, console),
         Command::Completion(args) => completion::run(&args, console),
         Command::Diff(args) => diff::run(&args, console),
+        Command::Doctor(args) => doctor::run(&args, console),
         Command::Inject(args) => inject::run(&args, console),
+        Command::Preflight(args) => preflight::run(&args, console),
         Command::Publish(args) => publish::run(&args, console),
         Command::Render(args) => render::run(&args, console),
+        Command::Status(args) => status::run(&args, console),
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod address;
 mod http;
+mod judge;
 mod metrics;
 mod pods;
 mod servers;
@@ -21,11 +22,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use kube::Config;
 use serde::Serialize;
-use sidekey_core::Endpoint;
 
 use crate::Error;
 
 pub use address::{Address, Credentials};
+pub use judge::{Findings, Wanted};
 pub use pods::{Pods, Replica, SHIM_CONTAINER, SHIM_PORT};
 pub use servers::{Announced, ServerReport, ServerStatus};
 pub use status::{KeyStatus, ProviderKey, ProviderStatus, Refusal, ShimStatus, Trouble};
@@ -39,7 +40,7 @@ pub struct Fleet {
     timeout: Duration,
     pods: Option<Pods>,
     shims: Vec<Address>,
-    providers: Vec<Endpoint>,
+    providers: Vec<Address>,
     servers: Vec<servers::Source>,
 }
 
@@ -82,7 +83,7 @@ pub struct ShimReport {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProviderReport {
-    /// Its admin socket.
+    /// Its admin server.
     pub name: String,
     /// What it says.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,10 +132,10 @@ impl Fleet {
         self
     }
 
-    /// A provider, by its admin socket.
+    /// A provider, by its admin server.
     #[must_use]
-    pub fn provider(mut self, socket: Endpoint) -> Self {
-        self.providers.push(socket);
+    pub fn provider(mut self, address: Address) -> Self {
+        self.providers.push(address);
         self
     }
 
@@ -179,7 +180,7 @@ impl Fleet {
         let targets = servers::targets(&self.servers, self.pods.as_ref(), &replicas).await?;
         let in_pods = replicas.iter().map(|replica| self.ask_pod(replica));
         let elsewhere = self.shims.iter().map(|address| self.ask_shim(address));
-        let providers = self.providers.iter().map(|socket| self.ask_provider(socket));
+        let providers = self.providers.iter().map(|address| self.ask_provider(address));
         let servers = targets.into_iter().map(|target| target.ask(self.timeout));
         let (mut shims, more, providers, servers) = tokio::join!(
             join_all(in_pods),
@@ -204,11 +205,10 @@ impl Fleet {
         self.report(address.to_string(), false, asked).await
     }
 
-    async fn ask_provider(&self, socket: &Endpoint) -> ProviderReport {
-        let address = Address::Unix(socket.clone());
+    async fn ask_provider(&self, address: &Address) -> ProviderReport {
         let asked = async { http::json(&address.fetch("/status").await?) };
         let (status, error) = split(within(self.timeout, asked).await);
-        ProviderReport { name: socket.to_string(), status, error }
+        ProviderReport { name: address.to_string(), status, error }
     }
 
     async fn report(

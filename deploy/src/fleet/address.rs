@@ -53,7 +53,7 @@ impl Address {
     /// Reads `unix:///path`, `http://127.0.0.1:port` or `https://host:port`.
     pub fn parse(text: &str, credentials: &Credentials) -> Result<Self, Error> {
         let bad = |why: &str| {
-            Error::usage(format!("{text:?} is no shim: {why}")).hint(
+            Error::usage(format!("{text:?} is no admin server: {why}")).hint(
                 "give unix:///path of its adminSocket, http://127.0.0.1:port of its admin, \
                  or https://host:port of its adminTls",
             )

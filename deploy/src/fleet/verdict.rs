@@ -69,7 +69,7 @@ impl Observation {
     }
 
     /// Fewer shims than replicas are wanted.
-    fn incomplete(&self) -> Vec<String> {
+    pub(super) fn incomplete(&self) -> Vec<String> {
         let running = self.shims.iter().filter(|shim| !shim.ending).count();
         let expected = self.expected.filter(|&expected| (running as u64) < u64::from(expected));
         let missing =

@@ -120,7 +120,7 @@ pub async fn publish(
     };
     let live = target.live(&encryption.name).await?;
     let draft = render(encryption, 0, files, phase)?;
-    let mut notes = verify(&live.view()?, &draft, options)?;
+    let mut notes = verify(&live, &draft, options)?;
     if let Some(revision) = live.holds(&draft) {
         let (written, pruned) = (Vec::new(), Vec::new());
         return Ok(Outcome { revision, changed: false, written, pruned, notes });
@@ -128,6 +128,17 @@ pub async fn publish(
     let rendered = render(encryption, live.next(&draft.digest), files, phase)?;
     let mut outcome = target.write(&live, &rendered, options).await?;
     notes.append(&mut outcome.notes);
+    if let Target::Cluster { namespace, .. } = target {
+        // Two who began at the same time may have written by turns: both must know.
+        let after = target.live(&encryption.name).await?;
+        if after.holds(&draft) != Some(rendered.revision) {
+            return Err(Error::failed(format!(
+                "somebody else published to {namespace} at the same time as revision {}",
+                rendered.revision
+            ))
+            .hint("look with `sidekey diff`, and publish again: parts are whole, but not all of one revision"));
+        }
+    }
     for part in live.parts.keys().filter(|name| rendered.part(name).is_none()) {
         notes.push(format!(
             "{} is left as it is, credentials included: remove it when no pod mounts it",
@@ -139,9 +150,17 @@ pub async fn publish(
 }
 
 /// Refuses what is not safe; gives what somebody should know.
-pub fn verify(old: &View, draft: &Rendered, options: &Options) -> Result<Vec<String>, Error> {
+pub fn verify(live: &Live, draft: &Rendered, options: &Options) -> Result<Vec<String>, Error> {
     let new = View::of(draft)?;
-    check::verify(old, &new, options)
+    let mut notes = Vec::new();
+    for old in live.views()? {
+        for note in check::verify(&old, &new, options)? {
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+    }
+    Ok(notes)
 }
 
 impl Target {

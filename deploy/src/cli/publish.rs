@@ -97,7 +97,7 @@ async fn work(args: &Args) -> Result<Published, Error> {
         check::verify(&View::load(path)?, &View::of(&draft)?, &options)?;
     }
     let outcome = if args.dry_run {
-        let notes = verify(&live.view()?, &draft, &options)?;
+        let notes = verify(&live, &draft, &options)?;
         plan(&live, &draft, notes)
     } else {
         publish(&target, &encryption, &files, phase, &options).await?

@@ -115,11 +115,13 @@ async fn objects(args: &Args) -> Result<Vec<Value>, Error> {
             (Some(client), true) => {
                 let namespace = namespace.clone().ok_or_else(no_namespace)?;
                 let target = Target::Cluster { client: client.clone(), namespace };
-                target.live(&loaded.encryption.name).await?.view()?
+                target.live(&loaded.encryption.name).await?.views()?
             }
-            _ => View::load(path)?,
+            _ => vec![View::load(path)?],
         };
-        check::verify(&old, &view(&objects)?, &Options::default())?;
+        for old in old {
+            check::verify(&old, &view(&objects)?, &Options::default())?;
+        }
     }
     Ok(objects)
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Secret as Object;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
-use serde_json::Value;
 use sidekey_core::Secret;
 
 use super::live::Source;
@@ -44,17 +43,9 @@ pub(super) async fn live(client: &Client, namespace: &str, name: &str) -> Result
     }
     if let Some(newest) = live.revisions.last() {
         let object = read(&api, &names::revision_secret(*newest)).await?;
-        let files = object.map(contents).unwrap_or_default();
-        live.newest_digest = digest(&files);
+        live.newest = object.map(contents).unwrap_or_default();
     }
     Ok(live)
-}
-
-/// The digest that a revision says of itself.
-pub(super) fn digest(files: &BTreeMap<String, Secret>) -> Option<String> {
-    let summary = files.get(names::REVISION_FILE)?;
-    let summary: Value = serde_json::from_slice(summary.expose()).ok()?;
-    summary["sha256"].as_str().map(str::to_owned)
 }
 
 async fn read(api: &Api<Object>, name: &str) -> Result<Option<Object>, Error> {

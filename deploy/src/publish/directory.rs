@@ -70,8 +70,7 @@ impl Directory {
         live.revisions = names(&history)?.iter().filter_map(|name| name.parse().ok()).collect();
         live.revisions.sort_unstable();
         if let Some(newest) = live.revisions.last() {
-            let files = read_files(&history.join(newest.to_string()))?;
-            live.newest_digest = super::cluster::digest(&files);
+            live.newest = read_files(&history.join(newest.to_string()))?;
         }
         Ok(live)
     }

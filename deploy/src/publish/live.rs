@@ -9,7 +9,7 @@ use sidekey_core::config::fields::plain;
 
 use super::View;
 use crate::Error;
-use crate::model::{FileRef, FileSource, Key, KeyNumber, ObjectKey, Role};
+use crate::model::{FileRef, FileSource, Key, KeyNumber, ObjectKey, Role, names};
 use crate::render::hosted::KnownKey;
 use crate::render::{Part, PartName, Rendered};
 
@@ -20,8 +20,8 @@ pub struct Live {
     pub parts: BTreeMap<PartName, LivePart>,
     /// Numbers of the revisions that are kept, in order.
     pub revisions: Vec<u64>,
-    /// Hex SHA-256 of the newest one's content.
-    pub newest_digest: Option<String>,
+    /// Everything in the newest one.
+    pub newest: BTreeMap<String, Secret>,
     /// Where contents can be read again.
     pub(super) source: Source,
 }
@@ -51,13 +51,40 @@ impl Live {
         View::read(self.parts.iter().map(|(name, part)| (name, &part.files)))
     }
 
+    /// What the heads say, and what the newest revision does: a head may have been edited, and a
+    /// revision may have been left half published. Whatever either of them holds must stay.
+    pub fn views(&self) -> Result<Vec<View>, Error> {
+        let mut parts: BTreeMap<PartName, BTreeMap<String, Secret>> = BTreeMap::new();
+        for (name, content) in &self.newest {
+            let Some((part, file)) = name.split_once('_') else { continue };
+            let part = match part.strip_prefix("provider-") {
+                Some(vendor) => PartName::Provider(vendor.to_owned()),
+                None if part == "shim" => PartName::Shim,
+                None => PartName::KubeApiserver,
+            };
+            parts.entry(part).or_default().insert(file.to_owned(), content.clone());
+        }
+        let mut views = vec![self.view()?];
+        if !parts.is_empty() {
+            views.push(View::read(parts.iter())?);
+        }
+        Ok(views)
+    }
+
+    /// The digest that the newest revision says of itself.
+    fn newest_digest(&self) -> Option<String> {
+        let summary = self.newest.get(names::REVISION_FILE)?;
+        let summary: Value = serde_json::from_slice(summary.expose()).ok()?;
+        summary["sha256"].as_str().map(str::to_owned)
+    }
+
     /// The number of the next revision: the newest one's, if that holds just this and was left
     /// half published.
     pub(super) fn next(&self, digest: &str) -> u64 {
-        let newest = self.newest();
-        let half = self.newest_digest.as_deref() == Some(digest)
-            && self.heads().all(|head| head <= Some(newest));
-        if half && newest > 0 { newest } else { newest + 1 }
+        let newest = self.highest();
+        let half = self.newest_digest().as_deref() == Some(digest)
+            && self.revisions.last() == Some(&newest);
+        if half { newest } else { newest + 1 }
     }
 
     /// The revision that publishing would lead to, and whether anything would change.
@@ -69,7 +96,7 @@ impl Live {
     }
 
     /// The highest number there is, in history or in a head.
-    fn newest(&self) -> u64 {
+    fn highest(&self) -> u64 {
         let heads = self.heads().flatten();
         self.revisions.iter().copied().chain(heads).max().unwrap_or(0)
     }
@@ -119,7 +146,7 @@ impl Live {
             let derived = sidekey_core::fingerprint(&kek);
             let listen = body.and_then(|body| body["listen"].as_str().map(str::to_owned));
             let listen = listen.or_else(|| seen.endpoints.first().cloned());
-            let listen = listen.unwrap_or_else(|| crate::model::names::key_socket(*id));
+            let listen = listen.unwrap_or_else(|| names::key_socket(*id));
             keys.push(Key {
                 id: *id,
                 vendor: seen.vendor.clone(),

@@ -29,11 +29,12 @@ spec:
 
 fn live(revision: u64, revisions: &[u64]) -> Live {
     let rendered = rendered(revision);
+    let summary = rendered.summary("now").to_string().into_bytes();
     let part = |part: Part| (part.name, LivePart { files: part.files, version: None });
     Live {
         parts: rendered.parts.into_iter().map(part).collect(),
         revisions: revisions.to_vec(),
-        newest_digest: Some(rendered.digest),
+        newest: [(names::REVISION_FILE.to_owned(), Secret::new(summary))].into(),
         source: Source::Cluster,
     }
 }
@@ -58,7 +59,7 @@ fn the_next_number_is_the_highest_and_one_unless_that_was_left_half_done() {
     assert_eq!(live(3, &[2, 3]).next("other"), 4);
     assert_eq!(live(3, &[2, 3, 4]).next(&digest), 4, "4 was written and never turned to");
     let mut lost = live(7, &[2]);
-    lost.newest_digest = None;
+    lost.newest.clear();
     assert_eq!(lost.next(&digest), 8, "heads count too");
 }
 

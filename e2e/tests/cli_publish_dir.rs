@@ -1,0 +1,256 @@
+//! Promise: `sidekey publish --to-dir` leaves every directory whole, old or new, whenever it is
+//! killed and however full the disk is; running sidecars take over what it publishes.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+use sidekey_e2e::binaries::{self, Outcome};
+use sidekey_e2e::kms::KmsClient;
+use sidekey_e2e::process::Spec;
+use sidekey_e2e::sidecar::Sidecar;
+use sidekey_e2e::{LocalPlugin, Scratch, packages};
+
+/// As many kills as hit every step a few times.
+const KILLS: u32 = 60;
+
+struct Bench {
+    scratch: Scratch,
+    directory: PathBuf,
+    document: PathBuf,
+}
+
+impl Bench {
+    fn new(name: &str) -> Self {
+        let scratch = Scratch::new(name).unwrap();
+        let directory = scratch.path().join("etc");
+        let document = scratch.path().join("encryption.yaml");
+        Self { scratch, directory, document }
+    }
+
+    fn describe(&self, keys: &[Value]) {
+        let document = json!({
+            "apiVersion": "sidekey.dev/v1alpha1",
+            "kind": "SecretEncryption",
+            "metadata": {"name": "a"},
+            "spec": {"keys": keys},
+        });
+        std::fs::write(&self.document, document.to_string()).unwrap();
+    }
+
+    fn args(&self) -> Vec<OsString> {
+        let gid = rustix::process::getegid().as_raw().to_string();
+        let mut args: Vec<OsString> =
+            ["publish", "--gid", &gid, "-o", "json", "-f"].map(Into::into).into();
+        args.extend([self.document.clone().into(), "--to-dir".into()]);
+        args.push(self.directory.clone().into());
+        args
+    }
+
+    async fn publish(&self) -> Outcome {
+        binaries::run("sidekey", &self.args()).await.unwrap()
+    }
+
+    fn read(&self, path: &str) -> String {
+        let path = self.directory.join(path);
+        let read = std::fs::read_to_string(&path);
+        read.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+}
+
+/// A key whose file and settings both say which version they are of.
+fn marked(bench: &Bench, mark: &str) -> Value {
+    let file = bench.scratch.path().join(mark);
+    std::fs::write(&file, mark.repeat(20_000)).unwrap();
+    json!({
+        "id": 1,
+        "type": "vault",
+        "role": "write",
+        "kek": {"key": "kms"},
+        "settings": {"mark": mark},
+        // The name changes too, so that a link must be made for it.
+        "files": [{"name": format!("file-{mark}"), "file": file}],
+        "credentials": {"file": format!("/etc/sidekey/file-{mark}")},
+    })
+}
+
+/// That the provider's directory is of one version, and which.
+fn version(bench: &Bench) -> String {
+    let config = bench.read("vault/config.yaml");
+    let marks = ["one", "two"].iter().filter(|mark| config.contains(&format!("mark: {mark}")));
+    let marks: Vec<&&str> = marks.collect();
+    let [mark] = marks.as_slice() else { panic!("{config}") };
+    assert_eq!(bench.read(&format!("vault/file-{mark}")), mark.repeat(20_000));
+    bench.read("shim/config.yaml");
+    bench.read("kube-apiserver/encryption.yaml");
+    (**mark).to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_at_any_moment_it_leaves_every_directory_whole() {
+    let bench = Bench::new("kill");
+    let program = binaries::path_async("sidekey").await.unwrap();
+    let (one, two) = (marked(&bench, "one"), marked(&bench, "two"));
+    bench.describe(std::slice::from_ref(&one));
+    let begun = Instant::now();
+    bench.publish().await.ok().unwrap();
+    let whole = begun.elapsed();
+    let (mut killed, mut seen) = (0, std::collections::BTreeSet::new());
+    for round in 0..KILLS {
+        let wanted = if version(&bench) == "one" { &two } else { &one };
+        bench.describe(std::slice::from_ref(wanted));
+        let mut child = tokio::process::Command::new(&program)
+            .args(bench.args())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Each round a little later, from the beginning of a run to its end and beyond.
+        let moment: Duration = whole * round / (KILLS / 2);
+        if tokio::time::timeout(moment, child.wait()).await.is_err() {
+            child.kill().await.unwrap();
+            killed += 1;
+        }
+        seen.insert(version(&bench));
+    }
+    assert!(killed > 5, "only {killed} of {KILLS} were killed in time");
+    assert_eq!(seen.len(), 2, "no run ever came through: {seen:?}");
+    eprintln!("{killed} of {KILLS} were killed");
+
+    let wanted = if version(&bench) == "one" { &two } else { &one };
+    bench.describe(std::slice::from_ref(wanted));
+    bench.publish().await.ok().unwrap();
+    // Nothing of the killed is left: the link, what it leads to, and two files.
+    let left = std::fs::read_dir(bench.directory.join("vault")).unwrap().count();
+    assert_eq!(left, 4);
+    let history = std::fs::read_dir(bench.directory.join("revisions")).unwrap();
+    for entry in history {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(name.parse::<u64>().is_ok(), "{name} was left behind");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_leaves_the_old_files_and_is_told() {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test mounts a small disk, which takes root: run it as root"
+    );
+    let bench = Bench::new("full");
+    std::fs::create_dir(&bench.directory).unwrap();
+    let unshare = packages::program("unshare", "util-linux").await.unwrap();
+    let sidekey = binaries::path_async("sidekey").await.unwrap();
+    let (one, two) = (marked(&bench, "one"), marked(&bench, "two"));
+    let documents = [("one", &one), ("two", &two)].map(|(name, key)| {
+        bench.describe(std::slice::from_ref(key));
+        let path = bench.scratch.path().join(format!("{name}.yaml"));
+        std::fs::copy(&bench.document, &path).unwrap();
+        path
+    });
+    let script = r#"
+set -eu
+publish() { code=0; "$SIDEKEY" publish --gid 0 -f "$1" --to-dir "$DIR" || code=$?; echo "exit $code"; }
+mount -t tmpfs -o size=1m tmpfs "$DIR"
+publish "$ONE"
+head -c 2000000 /dev/zero > "$DIR/ballast" 2>/dev/null || true
+before=$(readlink "$DIR/vault/..data")
+publish "$TWO"
+test "$before" = "$(readlink "$DIR/vault/..data")"
+cmp "$DIR/vault/file-one" "$FILE"
+ls "$DIR/revisions"
+rm "$DIR/ballast"
+publish "$TWO"
+grep -c 'mark: two' "$DIR/vault/config.yaml"
+"#;
+    let output = tokio::process::Command::new(unshare)
+        .args(["--mount", "sh", "-c", script])
+        .env("SIDEKEY", sidekey)
+        .env("DIR", &bench.directory)
+        .env("ONE", &documents[0])
+        .env("TWO", &documents[1])
+        .env("FILE", bench.scratch.path().join("one"))
+        .output()
+        .await
+        .unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{stdout}\n{stderr}");
+    let codes: Vec<&str> = stdout.lines().filter(|line| line.starts_with("exit")).collect();
+    assert_eq!(codes, ["exit 0", "exit 1", "exit 0"], "{stdout}\n{stderr}");
+    assert!(stderr.contains("nothing was changed"), "{stderr}");
+    assert!(stderr.contains("No space left on device"), "{stderr}");
+}
+
+/// A key of sidekey-local, served and mounted below the bench's directories.
+fn local(bench: &Bench, id: u32, role: &str, key_file: &Path) -> Value {
+    let name = format!("key-{id}");
+    let mounted = bench.directory.join("local").join(&name);
+    let socket = bench.scratch.path().join(format!("kms-{id}.sock"));
+    json!({
+        "id": id,
+        "type": "local",
+        "role": role,
+        "listen": format!("unix://{}", socket.display()),
+        "credentials": {"keyFile": mounted},
+        "files": [{"name": name, "file": key_file}],
+    })
+}
+
+/// A sidecar that reads its file of the bench's directories, as its static pod does.
+async fn sidecar(bench: &Bench, name: &'static str, directory: &str) -> Result<Sidecar> {
+    let program = binaries::path_async(name).await?;
+    let log = bench.scratch.path().join(format!("{name}.log"));
+    let spec = Spec::new(name, program, log)
+        .arg("--config")
+        .arg(bench.directory.join(directory).join("config.yaml"))
+        .args(["--admin", "127.0.0.1:0"]);
+    let socket = |file: &str| format!("unix://{}", bench.scratch.path().join(file).display());
+    let spec = match directory {
+        "shim" => spec.arg("--listen").arg(socket("kms.sock")),
+        _ => spec.arg("--admin-socket").arg(socket("admin.sock")),
+    };
+    let mut sidecar = Sidecar::start(spec).await?;
+    sidecar.wait_ready().await?;
+    Ok(sidecar)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_sidecars_take_a_rotation_over_as_it_is_published() {
+    let bench = Bench::new("live");
+    let mut files = Vec::new();
+    for name in ["first", "second"] {
+        // Makes a key file; the plugin itself is not needed any longer.
+        let plugin = LocalPlugin::start(&bench.scratch, name).await.unwrap();
+        files.push(plugin.key_file().to_owned());
+    }
+    bench.describe(&[local(&bench, 1, "write", &files[0])]);
+    bench.publish().await.ok().unwrap();
+    let _provider = sidecar(&bench, "sidekey-local", "local").await.unwrap();
+    let mut shim = sidecar(&bench, "sidekey-shim", "shim").await.unwrap();
+    let endpoint = format!("unix://{}", bench.scratch.path().join("kms.sock").display());
+    let kms = KmsClient::connect(&endpoint).await.unwrap();
+    let old = kms.round_trip(b"written with key 1").await.unwrap();
+    assert!(old.key_id.starts_with("sidekey/1-"), "{}", old.key_id);
+
+    let keys =
+        |one: &str, two: &str| [local(&bench, 1, one, &files[0]), local(&bench, 2, two, &files[1])];
+    for (revision, roles) in [(2, ("write", "read")), (3, ("read", "write"))] {
+        bench.describe(&keys(roles.0, roles.1));
+        bench.publish().await.ok().unwrap();
+        let wanted = Value::from(revision.to_string());
+        shim.wait_status(&format!("revision {revision} is in use"), |status| {
+            ensure!(status["revision"] == wanted, "{status}");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    }
+    assert_eq!(kms.decrypt(&old).await.unwrap().as_ref(), b"written with key 1");
+    let new = kms.round_trip(b"written with key 2").await.unwrap();
+    assert!(new.key_id.starts_with("sidekey/2-"), "{}", new.key_id);
+}

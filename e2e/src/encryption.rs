@@ -75,6 +75,13 @@ impl Stanza {
         self
     }
 
+    /// Adds keys of the file itself: `kind` is aescbc, aesgcm or secretbox. The first one writes.
+    pub fn keys(mut self, kind: &str, keys: &[(&str, &str)]) -> Self {
+        let keys = keys.iter().map(|(name, key)| ((*name).to_owned(), (*key).to_owned())).collect();
+        self.providers.push(Provider::Keys { kind: kind.to_owned(), keys });
+        self
+    }
+
     fn provider(mut self, name: &str, endpoint: impl Display, timeout: Option<String>) -> Self {
         let (name, endpoint) = (name.to_owned(), endpoint.to_string());
         self.providers.push(Provider::Kms { name, endpoint, timeout });
@@ -85,13 +92,22 @@ impl Stanza {
 #[derive(Clone, Debug)]
 enum Provider {
     Kms { name: String, endpoint: String, timeout: Option<String> },
+    Keys { kind: String, keys: Vec<(String, String)> },
     Identity,
 }
 
 impl Provider {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Kms { name, endpoint, timeout } = self else {
-            return writeln!(f, "  - identity: {{}}");
+        let (name, endpoint, timeout) = match self {
+            Self::Kms { name, endpoint, timeout } => (name, endpoint, timeout),
+            Self::Keys { kind, keys } => {
+                writeln!(f, "  - {kind}:\n      keys:")?;
+                for (name, key) in keys {
+                    writeln!(f, "      - {{name: {name}, secret: {key}}}")?;
+                }
+                return Ok(());
+            }
+            Self::Identity => return writeln!(f, "  - identity: {{}}"),
         };
         writeln!(f, "  - kms:")?;
         writeln!(f, "      apiVersion: v2")?;
@@ -117,6 +133,7 @@ mod tests {
                 "10s",
             ),
         );
+        let config = config.stanza(Stanza::new(["pods"]).keys("aescbc", &[("one", "a2V5")]));
         let expected = "\
 apiVersion: apiserver.config.k8s.io/v1
 kind: EncryptionConfiguration
@@ -136,6 +153,11 @@ resources:
       name: sidekey-2
       endpoint: unix:///b.sock
       timeout: 10s
+- resources: [pods]
+  providers:
+  - aescbc:
+      keys:
+      - {name: one, secret: a2V5}
 ";
         assert_eq!(config.to_string(), expected);
     }

@@ -125,6 +125,29 @@ impl Etcd {
         Ok(())
     }
 
+    /// Stores a value as it is, under kube-apiserver's nose.
+    pub async fn put(&self, key: &str, value: &[u8]) -> Result<()> {
+        let body = json!({"key": STANDARD.encode(key), "value": STANDARD.encode(value)});
+        self.call("kv/put", &body).await.map(drop)
+    }
+
+    /// Deletes a key in the same way.
+    pub async fn delete(&self, key: &str) -> Result<()> {
+        self.call("kv/deleterange", &json!({"key": STANDARD.encode(key)})).await.map(drop)
+    }
+
+    /// What `etcdctl snapshot save` would write.
+    pub async fn snapshot(&self) -> Result<Vec<u8>> {
+        let answer = self.http.post("/v3/maintenance/snapshot", &json!({})).await?.ok()?;
+        let mut file = Vec::new();
+        for line in answer.text().lines().filter(|line| !line.trim().is_empty()) {
+            let part: Value = serde_json::from_str(line).context("a part of the snapshot")?;
+            let blob = part["result"]["blob"].as_str().unwrap_or_default();
+            file.extend(STANDARD.decode(blob).context("a part of the snapshot")?);
+        }
+        Ok(file)
+    }
+
     /// Any call of the JSON gateway, such as `kv/range`.
     pub async fn call(&self, method: &str, body: &Value) -> Result<Value> {
         let path = format!("/v3/{method}");

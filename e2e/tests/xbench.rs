@@ -9,7 +9,7 @@ use sidekey_e2e::{LocalPlugin, Scratch};
 
 /// The shortest possible measurement: the figures are not looked at. The pool is larger than the
 /// highest concurrency, because equal Decrypts at the same time are sent to a backend only once.
-const SHORT: [&str; 12] = [
+const SHORT: [&str; 14] = [
     "--seconds",
     "0.05",
     "--pool",
@@ -22,6 +22,8 @@ const SHORT: [&str; 12] = [
     "2000",
     "--reloads",
     "4",
+    "--objects",
+    "300",
 ];
 
 fn xbench(arguments: &[&str]) -> Output {
@@ -163,10 +165,30 @@ fn the_shim_and_an_aws_provider_with_two_keys_are_measured_together() {
 }
 
 #[test]
+fn the_command_is_measured_by_its_start_and_by_a_census_of_a_real_etcd() {
+    let command = figures("sidekey");
+    assert_all_measured(command, 2);
+    assert_eq!(command["start_ms"]["count"], 2);
+    let census = figures("sidekey census");
+    assert_eq!(census["work"]["objects"], 300);
+    assert!(census["work"]["peak"].as_u64().unwrap() > 1000, "in KiB: {census}");
+    for bar in census["bars"].as_array().unwrap() {
+        assert_eq!(bar["met"], false, "a smaller census meets no bar: {bar}");
+    }
+}
+
+#[test]
 fn without_arguments_every_subject_is_measured() {
     let names: Vec<&str> = ALL.iter().map(|one| one["subject"].as_str().unwrap()).collect();
-    let known =
-        ["sidekey-local", "sidekey-shim", "sidekey-aws", "sidekey-vault", "sidekey-shim+aws"];
+    let known = [
+        "sidekey-local",
+        "sidekey-shim",
+        "sidekey-aws",
+        "sidekey-vault",
+        "sidekey-shim+aws",
+        "sidekey",
+        "sidekey census",
+    ];
     assert_eq!(names, known);
 }
 

@@ -73,6 +73,22 @@ pub(super) const VAULT: &[Bar] = &[
     at_most("backend calls per Status", "", PROBE, |own| backend_calls(own, "Status")),
 ];
 
+/// Bars of the `sidekey` command itself.
+pub(super) const COMMAND: &[Bar] = &[
+    at_most("sidekey --version, median", "ms", 10.0, start),
+    at_most("binary size", "MiB", 15.0, binary_size),
+];
+
+/// Bars of a census, for 100,000 objects.
+pub(super) const CENSUS: &[Bar] = &[
+    at_most("census of 100,000 objects", "s", 10.0, |own| {
+        own.work.filter(|work| work.objects >= 100_000).map(|work| work.seconds)
+    }),
+    at_most("peak RSS", "MiB", 40.0, |own| {
+        own.work.filter(|work| work.objects >= 100_000).map(|work| work.peak as f64 / 1024.0)
+    }),
+];
+
 /// Bars of the shim and an AWS provider with two keys behind it, together.
 pub(super) const SHIM_AND_AWS: &[Bar] =
     &[at_most("idle RSS of both", "MiB", 15.5, |own| Some(own.idle_together?.rss as f64 / 1024.0))];

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::command::Work;
 use super::elf::Binary;
 use super::fake::Calls;
 use super::memory::Memory;
@@ -34,6 +35,8 @@ pub struct Figures {
     pub beside: Option<Beside>,
     /// What a changed configuration costs.
     pub reloads: Option<Reloads>,
+    /// What work on a cluster costs.
+    pub work: Option<Work>,
 }
 
 /// What is behind a subject, a plugin or a fake endpoint, driven without it.
@@ -141,6 +144,24 @@ pub fn judge(bars: &[Bar], own: &Figures) -> Vec<Judgement> {
 }
 
 impl Figures {
+    /// Nothing measured yet.
+    pub fn of(subject: &str) -> Self {
+        Self {
+            subject: subject.to_owned(),
+            binary: None,
+            start_ms: None,
+            start_calls: None,
+            idle: None,
+            idle_together: None,
+            loaded: None,
+            calls: 0,
+            load: Vec::new(),
+            beside: None,
+            reloads: None,
+            work: None,
+        }
+    }
+
     /// The subject's figures of an operation at a concurrency, and those of what is behind it
     /// alone.
     pub fn pair(&self, operation: &str, concurrency: usize) -> Option<(&Cell, &Cell)> {
@@ -169,19 +190,7 @@ mod tests {
     use super::*;
 
     fn figures() -> Figures {
-        Figures {
-            subject: "x".to_owned(),
-            binary: None,
-            start_ms: Spread::of(vec![9.0, 1.0, 4.0]),
-            start_calls: None,
-            idle: None,
-            idle_together: None,
-            loaded: None,
-            calls: 0,
-            load: Vec::new(),
-            beside: None,
-            reloads: None,
-        }
+        Figures { start_ms: Spread::of(vec![9.0, 1.0, 4.0]), ..Figures::of("x") }
     }
 
     #[test]

@@ -42,6 +42,11 @@ impl std::ops::Add for Memory {
     }
 }
 
+/// The most memory of a process that was ever resident, in KiB.
+pub(super) fn peak(pid: u32) -> Result<u64> {
+    kib(&proc_file(pid, "status")?, "VmHWM:")
+}
+
 /// CPU time that a process has used so far, all threads together. To the nanosecond where the
 /// kernel keeps such statistics, because ticks are coarser than a turn of a measurement.
 pub fn cpu_time(pid: u32) -> Result<Duration> {

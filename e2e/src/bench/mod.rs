@@ -10,6 +10,7 @@
 //! a KMS elsewhere are measured against a fake one ([`fake`]), which answers at once.
 
 mod bars;
+pub mod command;
 mod direct;
 mod drive;
 mod elf;
@@ -22,6 +23,7 @@ mod report;
 mod server;
 pub mod subject;
 
+pub use command::Work;
 pub use drive::{Companion, Counter, Effort, LoadFigures, Target, measure_load};
 pub use elf::Binary;
 pub use figures::{Bar, Beside, Cell, Direction, Figures, Judgement, Spread, judge};

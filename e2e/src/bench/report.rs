@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::command::Work;
 use super::figures::{Cell, Direction, Figures, Judgement};
 use super::reload::Reloads;
 
@@ -10,7 +11,9 @@ pub fn table(figures: &Figures, judgements: &[Judgement]) -> String {
     let mut text = format!("{}\n", figures.subject);
     // Writing to a string cannot fail.
     let _ = head(&mut text, figures);
-    let _ = load(&mut text, &figures.load);
+    if !figures.load.is_empty() {
+        let _ = load(&mut text, &figures.load);
+    }
     if let Some(beside) = &figures.beside {
         text.push_str(&format!("\n  in turns with it, {} alone:\n", beside.subject));
         let _ = load(&mut text, &beside.load);
@@ -26,9 +29,13 @@ fn head(text: &mut String, figures: &Figures) -> std::fmt::Result {
         writeln!(text, "  binary   {:.2} MiB, {linked}, {stripped}", mib(binary.bytes / 1024))?;
     }
     if let Some(start) = figures.start_ms {
+        let what = match figures.calls {
+            0 => "from start to end",
+            _ => "to the first healthy Status",
+        };
         writeln!(
             text,
-            "  start    {:.2} ms to the first healthy Status (median of {}; {:.2} to {:.2})",
+            "  start    {:.2} ms {what} (median of {}; {:.2} to {:.2})",
             start.median, start.count, start.min, start.max
         )?;
     }
@@ -60,7 +67,17 @@ fn head(text: &mut String, figures: &Figures) -> std::fmt::Result {
             mib(after.rss)
         )?;
     }
-    writeln!(text, "  calls    {} in all", figures.calls)
+    if let Some(Work { objects, seconds, peak }) = figures.work {
+        let (rate, peak) = (objects as f64 / seconds, mib(peak));
+        writeln!(
+            text,
+            "  work     {objects} objects in {seconds:.2} s, {rate:.0}/s; at most {peak:.2} MiB RSS"
+        )?;
+    }
+    match figures.calls {
+        0 => Ok(()),
+        calls => writeln!(text, "  calls    {calls} in all"),
+    }
 }
 
 fn load(text: &mut String, cells: &[Cell]) -> std::fmt::Result {

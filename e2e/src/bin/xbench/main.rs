@@ -17,6 +17,7 @@ use clap::Parser;
 use serde::Serialize;
 use sidekey_core::Endpoint;
 use sidekey_e2e::Scratch;
+use sidekey_e2e::bench::command as command_line;
 use sidekey_e2e::bench::fake::{self, FakeKind};
 use sidekey_e2e::bench::{Bar, Figures, Judgement, judge, subject, table};
 use sidekey_e2e::command::{self, Format};
@@ -29,7 +30,7 @@ use measure::{drive_socket, measure};
 #[command(
     name = "cargo xbench",
     bin_name = "cargo xbench",
-    after_help = "Without --bin, everything that is known here is measured: sidekey-local, sidekey-shim before it,\nsidekey-aws and sidekey-vault against a fast fake AWS KMS and a fast fake Vault that this command\nserves itself (no real KMS is measured), and sidekey-shim+aws: the shim before sidekey-aws.\n\nExamples:\n  cargo xbench\n  cargo xbench --bin sidekey-aws\n  cargo xbench --bin sidekey-shim -o json\n  cargo xbench --socket /var/run/kmsplugin/kms.sock\n  cargo xbench --bin ./my-plugin -- --listen unix://{dir}/kms.sock\n\nExit codes: 0 measured, 1 failed, 64 bad usage"
+    after_help = "Without --bin, everything that is known here is measured: sidekey-local, sidekey-shim before it,\nsidekey-aws and sidekey-vault against a fast fake AWS KMS and a fast fake Vault that this command\nserves itself (no real KMS is measured), and sidekey-shim+aws: the shim before sidekey-aws; the start of the\nsidekey command, and \"sidekey census\" of a real etcd.\n\nExamples:\n  cargo xbench\n  cargo xbench --bin sidekey-aws\n  cargo xbench --bin sidekey-shim -o json\n  cargo xbench --socket /var/run/kmsplugin/kms.sock\n  cargo xbench --bin ./my-plugin -- --listen unix://{dir}/kms.sock\n\nExit codes: 0 measured, 1 failed, 64 bad usage"
 )]
 struct Arguments {
     /// Binary to start and to measure, by name or path; may be repeated, to compare [default: all]
@@ -56,6 +57,9 @@ struct Arguments {
     /// Changes of the configuration to measure, where there is one
     #[arg(long, value_name = "N", default_value = "200")]
     reloads: std::num::NonZeroUsize,
+    /// Objects that a census counts
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    objects: u64,
     /// How to print the figures
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
@@ -110,11 +114,18 @@ async fn run(arguments: &Arguments) -> Result<()> {
         measured.push((drive_socket(endpoint, arguments).await?, Default::default()));
     } else {
         let names: Vec<&str> = match arguments.bin.as_slice() {
-            [] => subject::names().collect(),
+            [] => subject::names().chain([command_line::PROGRAM, command_line::CENSUS]).collect(),
             given => given.iter().map(String::as_str).collect(),
         };
         for (number, name) in names.into_iter().enumerate() {
             let dir = scratch.subdir(&number.to_string())?;
+            if arguments.arguments.is_empty()
+                && let (starts, objects) = (arguments.starts.get(), arguments.objects)
+                && let Some(found) = command_line::measure(name, &dir, starts, objects).await?
+            {
+                measured.push(found);
+                continue;
+            }
             let subject = match arguments.arguments.as_slice() {
                 [] => subject::named(name, &dir)?,
                 given => subject::given(name, given, &dir)?,

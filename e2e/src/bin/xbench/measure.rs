@@ -128,16 +128,11 @@ async fn drive(
     eprintln!("{name}: load");
     let load = measure_load(target, companion, &effort).await?;
     Ok(Figures {
-        subject: name.to_owned(),
-        binary: None,
-        start_ms: None,
-        start_calls: None,
         idle,
-        idle_together: None,
         loaded: memory(),
         calls: load.calls,
         load: load.cells,
         beside: load.beside,
-        reloads: None,
+        ..Figures::of(name)
     })
 }

@@ -9,6 +9,7 @@ mod diff;
 mod doctor;
 mod fleet;
 mod inject;
+mod migrate;
 mod preflight;
 mod publish;
 mod render;
@@ -25,6 +26,7 @@ const EXAMPLES: &str = "Examples:
   sidekey inject -f kube-apiserver.yaml --provider vault --in-place
   sidekey publish -f cluster-a.yaml
   sidekey census --endpoints https://127.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key
+  sidekey migrate --encryption-config encryption.yaml
   sidekey completion bash > /etc/bash_completion.d/sidekey
 
 Exit codes: 0 done or yes, 1 failed or unknown, 3 no, 64 bad usage or configuration.";
@@ -51,6 +53,7 @@ enum Command {
     Publish(publish::Args),
     Render(render::Args),
     Status(Box<status::Args>),
+    Migrate(Box<migrate::Args>),
 }
 
 /// Runs the command line of this process.
@@ -83,6 +86,7 @@ fn run(command: Command, console: &Console) -> Result<Exit, Error> {
         Command::Publish(args) => publish::run(&args, console),
         Command::Render(args) => render::run(&args, console),
         Command::Status(args) => status::run(&args, console),
+        Command::Migrate(args) => block_on(migrate::run(&args, console)),
     }
 }
 

@@ -26,6 +26,7 @@ pub mod etcd;
 pub mod files;
 pub mod fleet;
 pub mod inject;
+pub mod migrate;
 pub mod model;
 pub mod preflight;
 pub mod publish;

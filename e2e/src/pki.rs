@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose, SanType,
+    KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
 };
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::WantsClientCert;
@@ -55,7 +55,23 @@ impl Authority {
     /// and IP addresses in it, written to `dir` under `file`.
     pub fn peer(&self, dir: &Path, file: &str, names: &[&str]) -> Result<CertificateFiles> {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let mut params = CertificateParams::new(names)?;
+        self.sign_peer(dir, file, CertificateParams::new(names)?)
+    }
+
+    /// The same, ended with the year 2020.
+    pub fn expired_peer(&self, dir: &Path, file: &str, name: &str) -> Result<CertificateFiles> {
+        let mut params = CertificateParams::new(vec![name.to_owned()])?;
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = date_time_ymd(2020, 12, 31);
+        self.sign_peer(dir, file, params)
+    }
+
+    fn sign_peer(
+        &self,
+        dir: &Path,
+        file: &str,
+        mut params: CertificateParams,
+    ) -> Result<CertificateFiles> {
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];

@@ -4,12 +4,12 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use sidekey_e2e::{Kind, LocalPlugin};
 use sidekey_e2e::binaries::{self, Outcome};
 use sidekey_e2e::ports::Port;
 use sidekey_e2e::shim::ShimConfig;
 use sidekey_e2e::shim::replicas::Replicas;
 use sidekey_e2e::wait::{LONG_PATIENCE, eventually};
+use sidekey_e2e::{Kind, LocalPlugin};
 
 /// The program's name.
 const PROGRAM: &str = "sidekey";

@@ -192,7 +192,12 @@ fn fields(path: &str, old: &Value, new: &Value, secret: bool, changes: &mut Vec<
         return;
     }
     let empty = Map::new();
+    let bare = |value: &Value| value.as_object().is_none_or(Map::is_empty);
     match (old, new) {
+        _ if bare(old) && bare(new) && !old.is_array() && !new.is_array() => {
+            let (old, new) = (shown(old, secret), shown(new, secret));
+            changes.push(Change { path: path.to_owned(), old, new });
+        }
         (Value::Object(_) | Value::Null, Value::Object(_)) | (Value::Object(_), Value::Null) => {
             let (a, b) = (old.as_object().unwrap_or(&empty), new.as_object().unwrap_or(&empty));
             let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
@@ -210,15 +215,20 @@ fn fields(path: &str, old: &Value, new: &Value, secret: bool, changes: &mut Vec<
         (Value::Null, Value::Array(b)) => lists(path, &[], b, secret, changes),
         (Value::Array(a), Value::Null) => lists(path, a, &[], secret, changes),
         _ => {
-            let show = |value: &Value| match value {
-                Value::Null => None,
-                Value::String(text) if secret && text.starts_with('/') => Some(text.clone()),
-                value if secret => Some(hash_of(value.to_string().as_bytes())),
-                Value::String(text) => Some(text.clone()),
-                value => Some(value.to_string()),
-            };
-            changes.push(Change { path: path.to_owned(), old: show(old), new: show(new) });
+            let (old, new) = (shown(old, secret), shown(new, secret));
+            changes.push(Change { path: path.to_owned(), old, new });
         }
+    }
+}
+
+/// For people; what may be secret is shown as its hash.
+fn shown(value: &Value, secret: bool) -> Option<String> {
+    match value {
+        Value::Null => None,
+        Value::String(text) if secret && text.starts_with('/') => Some(text.clone()),
+        value if secret => Some(hash_of(value.to_string().as_bytes())),
+        Value::String(text) => Some(text.clone()),
+        value => Some(value.to_string()),
     }
 }
 

@@ -55,13 +55,14 @@ pub fn verify(old: &View, new: &View, options: &Options) -> Result<Vec<String>, 
         notes.extend(advice(old, new));
         return Ok(notes);
     }
-    let promotes = refused.iter().any(|text| text.contains("`sidekey rotate`"));
-    let hint = if promotes {
-        "`sidekey rotate` does it in the safe order"
-    } else {
-        "`sidekey census --may-drop` shows whether it is still needed; give its answer with --census"
-    };
-    Err(Error::refused(format!("nothing was published\n{}", refused.join("\n"))).hint(hint))
+    let error = Error::refused(format!("nothing was published\n{}", refused.join("\n")));
+    // What may never be done says itself what to do instead.
+    if !refused.iter().any(|text| text.contains("--force-drop")) {
+        return Err(error);
+    }
+    Err(error.hint(
+        "`sidekey census --may-drop` shows whether it is still needed; give its answer with --census",
+    ))
 }
 
 /// Everything that is not safe in a change.

@@ -271,11 +271,13 @@ impl Staged {
 
     /// Takes away what nothing leads to any more.
     fn tidy(&self) {
+        // By name: one of the two paths may be relative.
+        let fresh = self.fresh.file_name();
         for name in list(&self.at).unwrap_or_default() {
             let path = self.at.join(&name);
             let dated =
                 name.starts_with("..") && name.as_bytes().get(2).is_some_and(u8::is_ascii_digit);
-            if dated && path != self.fresh {
+            if dated && path.file_name() != fresh {
                 let _ = std::fs::remove_dir_all(&path);
             } else if path.is_symlink() && !path.exists() {
                 let _ = std::fs::remove_file(&path);

@@ -3,6 +3,7 @@
 //! HyperShift forgets keys: a `backupKey` once its own status is set, and the old key when the
 //! provider or the type changes. Whatever the object still names is kept here as a reader.
 
+mod raw;
 mod read;
 
 use serde_json::{Value, json};

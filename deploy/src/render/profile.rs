@@ -124,14 +124,7 @@ fn hypershift(
         },
         |cipher| json!({cipher.kind.label(): {"keys": [cipher_entry(cipher, files)]}}),
     );
-    // All of IBM's keys are in one process, behind one name.
-    let mut seen: Vec<Value> = Vec::new();
-    providers.retain(|provider| {
-        let fresh = !seen.contains(provider);
-        seen.push(provider.clone());
-        fresh
-    });
-    join_ciphers(&mut providers);
+    join(&mut providers);
     let resources: &[String] = match spec.keys.is_empty() {
         true => &["secrets".to_owned()],
         false => &spec.resources,
@@ -139,26 +132,26 @@ fn hypershift(
     let stanza = json!({"resources": resources, "providers": providers});
     let text = report::yaml(&encryption::document(vec![stanza]))?;
     let content = [("config.yaml".to_owned(), Secret::new(text.into_bytes()))].into();
-    let metadata = |name: &str| {
-        let mut metadata = json!({"name": name});
-        if let Some(namespace) = &encryption.namespace {
-            metadata["namespace"] = namespace.as_str().into();
-        }
-        metadata
-    };
-    let mut objects = Vec::new();
-    if let Some(key) = spec.keys.iter().find(|key| key.vendor == "aws") {
-        let content = [("credentials".to_owned(), aws_credentials(key))].into();
-        objects.push(manifest(metadata("kms-creds"), &content, false));
+    let mut metadata = json!({"name": HYPERSHIFT_SECRET});
+    if let Some(namespace) = &encryption.namespace {
+        metadata["namespace"] = namespace.as_str().into();
     }
-    objects.push(manifest(metadata(HYPERSHIFT_SECRET), &content, false));
+    let mut objects = vec![manifest(metadata.clone(), &content, false)];
+    if let Some(key) = spec.keys.iter().find(|key| key.vendor == "aws") {
+        metadata["name"] = "kms-creds".into();
+        let content = [("credentials".to_owned(), aws_credentials(key))].into();
+        objects.insert(0, manifest(metadata, &content, false));
+    }
     Ok(objects)
 }
 
-/// HyperShift has all AES-CBC keys in one provider.
-fn join_ciphers(providers: &mut Vec<Value>) {
+/// All of IBM's keys are in one process, behind one name; all AES-CBC keys are in one provider.
+fn join(providers: &mut Vec<Value>) {
     let mut joined: Vec<Value> = Vec::new();
     for provider in providers.drain(..) {
+        if joined.contains(&provider) {
+            continue;
+        }
         let keys = provider.pointer("/aescbc/keys").and_then(Value::as_array).cloned();
         let last = joined.last_mut().and_then(|last| last.pointer_mut("/aescbc/keys"));
         let last = last.and_then(Value::as_array_mut);

@@ -91,6 +91,20 @@ fn a_change_takes_old_files_away_and_keeps_history() {
 }
 
 #[test]
+fn a_relative_path_is_as_good_as_another() {
+    let mut bench = Bench::new();
+    let up =
+        std::env::current_dir().unwrap().components().skip(1).map(|_| "..").collect::<PathBuf>();
+    let absolute = bench.directory.path.clone();
+    bench.directory.path = up.join(absolute.strip_prefix("/").unwrap());
+    for content in [b"one", b"two"] {
+        bench.publish("key", content, 10).unwrap();
+        assert_eq!(std::fs::read(absolute.join("local/key")).unwrap(), content);
+    }
+    assert_eq!(bench.entries("local").len(), 4);
+}
+
+#[test]
 fn remains_of_a_killed_publisher_are_taken_up_and_tidied_away() {
     let bench = Bench::new();
     bench.publish("key", b"one", 10).unwrap();

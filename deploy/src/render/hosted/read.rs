@@ -1,115 +1,13 @@
 //! Reading a HostedCluster, with the rules of its own API.
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 use sidekey_core::config::{Problems, read};
 
+use super::raw::{
+    RawArn, RawAws, RawAzure, RawAzureKey, RawEncryption, RawIbm, RawIbmAuth, RawIbmKey, RawKms,
+    RawName,
+};
 use super::{Auth, Hosted, HostedKey, Identity};
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawEncryption {
-    r#type: Option<String>,
-    kms: Option<RawKms>,
-    aescbc: Option<RawAescbc>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawKms {
-    provider: Option<String>,
-    ibmcloud: Option<RawIbm>,
-    aws: Option<RawAws>,
-    azure: Option<RawAzure>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawName {
-    name: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawAescbc {
-    active_key: Option<RawName>,
-    backup_key: Option<RawName>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawAws {
-    region: Option<String>,
-    active_key: Option<RawArn>,
-    backup_key: Option<RawArn>,
-    auth: Option<RawAwsAuth>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawArn {
-    arn: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawAwsAuth {
-    aws_kms: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawAzure {
-    active_key: Option<RawAzureKey>,
-    backup_key: Option<RawAzureKey>,
-    kms: Option<Value>,
-    workload_identity: Option<Value>,
-    key_vault_type: Option<String>,
-    key_vault_access: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawAzureKey {
-    key_vault_name: Option<String>,
-    key_name: Option<String>,
-    key_version: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawIbm {
-    region: Option<String>,
-    auth: Option<RawIbmAuth>,
-    key_list: Option<Vec<Option<RawIbmKey>>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawIbmAuth {
-    r#type: Option<String>,
-    unmanaged: Option<RawUnmanaged>,
-    managed: Option<Value>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawUnmanaged {
-    credentials: Option<RawName>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawIbmKey {
-    #[serde(rename = "crkID")]
-    crk: Option<String>,
-    #[serde(rename = "instanceID")]
-    instance: Option<String>,
-    #[serde(rename = "correlationID")]
-    correlation: Option<String>,
-    url: Option<String>,
-    key_version: Option<i64>,
-}
 
 /// Checks a HostedCluster; `Err` lists every mistake in what concerns its encryption.
 pub fn parse(document: &Value) -> Result<Hosted, Problems> {

@@ -310,3 +310,51 @@ async fn shim_and_provider_accept_what_is_rendered_and_missing_secrets_are_named
         missing.stdout
     );
 }
+
+/// A HostedCluster of HyperShift's with keys that kube-apiserver holds itself.
+const AESCBC: &str = "
+apiVersion: hypershift.openshift.io/v1beta1
+kind: HostedCluster
+metadata: {name: a, namespace: clusters}
+spec: {secretEncryption: {type: aescbc, aescbc: {activeKey: {name: new}, backupKey: {name: old}}}}
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kube_apiserver_encrypts_by_what_is_rendered_of_a_hosted_cluster() {
+    let plane = ControlPlane::start("hosted").await.unwrap();
+    let at = |name: &str| plane.scratch.path().join(name);
+    for (name, byte) in [("new", 1), ("old", 2)] {
+        std::fs::create_dir_all(at("refs").join(name)).unwrap();
+        std::fs::write(at("refs").join(name).join("key"), [byte; 32]).unwrap();
+    }
+    std::fs::write(at("hosted.yaml"), AESCBC).unwrap();
+    let (file, refs, out) = (at("hosted.yaml"), at("refs"), at("out"));
+    for (profile, config) in [
+        ("hypershift", "kas-secret-encryption-config/config.yaml"),
+        ("sidekey", "sidekey-encryption-config/encryption.yaml"),
+    ] {
+        let out = out.join(profile);
+        let paths = [&file, &refs, &out].map(|path| path.to_str().unwrap());
+        let args = [
+            "render",
+            "--profile",
+            profile,
+            "-f",
+            paths[0],
+            "--from-dir",
+            paths[1],
+            "--to-dir",
+            paths[2],
+        ];
+        binaries::run("sidekey", &args).await.unwrap().ok().unwrap();
+        let flag = format!("--encryption-provider-config={}", out.join(config).display());
+        let options = Options::new(profile).arg(flag);
+        let server = KubeApiserver::start(&plane, options).await.unwrap();
+        server.client().create(Kind::Secret, "default", profile, &[("a", "b")]).await.unwrap();
+        let stored = plane.etcd.raw(&Kind::Secret.etcd_key("default", profile)).await.unwrap();
+        // The name is HyperShift's hash of the key: FNV-1 of 32 bytes of 1.
+        let prefix = b"k8s:enc:aescbc:v1:key-3593115045:";
+        let found = String::from_utf8_lossy(&stored[..prefix.len()]).into_owned();
+        assert!(stored.starts_with(prefix), "{profile}: {found}");
+    }
+}

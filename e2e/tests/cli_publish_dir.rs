@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::ffi::OsString;
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
+use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use serde_json::{Value, json};
 use sidekey_e2e::binaries::{self, Outcome};
 use sidekey_e2e::kms::KmsClient;
@@ -15,8 +16,8 @@ use sidekey_e2e::process::Spec;
 use sidekey_e2e::sidecar::Sidecar;
 use sidekey_e2e::{LocalPlugin, Scratch, packages};
 
-/// As many kills as hit every step a few times.
-const KILLS: u32 = 60;
+/// More things than one run does to the directories.
+const MOMENTS: u32 = 60;
 
 struct Bench {
     scratch: Scratch,
@@ -90,37 +91,62 @@ fn version(bench: &Bench) -> String {
     (**mark).to_string()
 }
 
+/// Publishes, and kills at the `nth` thing that it does to the directories; false if it was done
+/// before that.
+fn publish_and_kill_at(bench: &Bench, program: &Path, nth: u32) -> bool {
+    let wanted = WatchFlags::CREATE | WatchFlags::MOVE | WatchFlags::DELETE;
+    let wanted = wanted | WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB;
+    let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+    for name in ["", "vault", "shim", "kube-apiserver", "revisions"] {
+        inotify::add_watch(&inotify, bench.directory.join(name), wanted).unwrap();
+    }
+    let mut child = Command::new(program)
+        .args(bench.args())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut events = Reader::new(&inotify, &mut buffer);
+    let mut seen = 0;
+    loop {
+        match events.next() {
+            Ok(_) => seen += 1,
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                if child.try_wait().unwrap().is_some() {
+                    return false;
+                }
+                std::thread::yield_now();
+            }
+            Err(error) => panic!("inotify: {error}"),
+        }
+        if seen >= nth {
+            child.kill().unwrap();
+            let status = child.wait().unwrap();
+            return status.code().is_none();
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_moment_it_leaves_every_directory_whole() {
     let bench = Bench::new("kill");
     let program = binaries::path_async("sidekey").await.unwrap();
     let (one, two) = (marked(&bench, "one"), marked(&bench, "two"));
     bench.describe(std::slice::from_ref(&one));
-    let begun = Instant::now();
     bench.publish().await.ok().unwrap();
-    let whole = begun.elapsed();
-    let (mut killed, mut seen) = (0, std::collections::BTreeSet::new());
-    for round in 0..KILLS {
-        let wanted = if version(&bench) == "one" { &two } else { &one };
+    let (mut killed, mut turned) = (0, 0);
+    for nth in 1..=MOMENTS {
+        let before = version(&bench);
+        let wanted = if before == "one" { &two } else { &one };
         bench.describe(std::slice::from_ref(wanted));
-        let mut child = tokio::process::Command::new(&program)
-            .args(bench.args())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        // Each round a little later, from the beginning of a run to its end and beyond.
-        let moment: Duration = whole * round / (KILLS / 2);
-        if tokio::time::timeout(moment, child.wait()).await.is_err() {
-            child.kill().await.unwrap();
-            killed += 1;
-        }
-        seen.insert(version(&bench));
+        killed += u32::from(publish_and_kill_at(&bench, &program, nth));
+        turned += u32::from(version(&bench) != before);
     }
-    assert!(killed > 5, "only {killed} of {KILLS} were killed in time");
-    assert_eq!(seen.len(), 2, "no run ever came through: {seen:?}");
-    eprintln!("{killed} of {KILLS} were killed");
+    eprintln!("{killed} of {MOMENTS} were killed, {turned} had turned the first directory");
+    assert!(killed > 10, "only {killed} were killed in time");
+    assert!((1..MOMENTS).contains(&turned), "kills hit one side of the rename only: {turned}");
 
     let wanted = if version(&bench) == "one" { &two } else { &one };
     bench.describe(std::slice::from_ref(wanted));

@@ -91,6 +91,17 @@ fn a_change_takes_old_files_away_and_keeps_history() {
 }
 
 #[test]
+fn links_are_there_before_the_rename_that_makes_them_lead_somewhere() {
+    let bench = Bench::new();
+    // A directory in the place of the link: the rename fails, and nothing after it is done.
+    std::fs::create_dir_all(bench.directory.path.join("local/..data")).unwrap();
+    let error = bench.publish("key", b"one", 10).unwrap_err();
+    assert!(error.report().contains("cannot turn"), "{}", error.report());
+    let link = bench.directory.path.join("local/key");
+    assert_eq!(std::fs::read_link(link).unwrap(), Path::new("..data/key"));
+}
+
+#[test]
 fn a_relative_path_is_as_good_as_another() {
     let mut bench = Bench::new();
     let up =

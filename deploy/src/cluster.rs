@@ -67,7 +67,13 @@ pub fn refused(what: impl Into<String>, error: kube::Error) -> Error {
         }
         _ => None,
     };
-    let failed = Error::failed(what).because(error);
+    let failed = match error {
+        // Its own text would be followed by the whole of the answer.
+        kube::Error::Api(status) if !status.message.is_empty() => {
+            Error::failed(what).because(status.message)
+        }
+        error => Error::failed(what).because(error),
+    };
     match hint {
         Some(hint) => failed.hint(hint),
         None => failed,

@@ -52,6 +52,9 @@ pub use static_apiserver::STATIC_APISERVER;
 /// How often a look is taken at whether everything still runs.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// kubelet is asked for logs, commands and ports under its address: nobody resolves its name.
+const KUBELET_ADDRESS: &str = "--kubelet-preferred-address-types=InternalIP";
+
 /// What a cluster stands on before it has a kube-apiserver: etcd, certificates,
 /// and a machine with containerd and images.
 pub struct Ground {
@@ -142,6 +145,7 @@ impl Ground {
             .arg(range)
             .arg("--endpoint-reconciler-type=lease")
             .arg("--allow-privileged=true")
+            .arg(KUBELET_ADDRESS)
     }
 
     /// Starts the rest, with kube-apiserver as a process of this host.

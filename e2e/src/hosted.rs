@@ -34,8 +34,8 @@ use crate::metrics::Metrics;
 use crate::pki::{Authority, CertificateFiles, ServiceAccountKeys};
 use crate::wait::{LONG_PATIENCE, PATIENCE, eventually};
 use crate::{Cluster, Kind, KubeClient, Scratch, golang, images};
-use manifests::{ADMIN, CREDENTIALS, ETCD, ETCD_IMAGE, HEALTH, Layout, SERVER, SERVER_IMAGE};
-pub use manifests::{NAMESPACE, Role, provider_name, web_identity};
+pub use manifests::{ADMIN, NAMESPACE, Role, provider_name, web_identity};
+use manifests::{CREDENTIALS, ETCD, ETCD_IMAGE, HEALTH, Layout, SERVER, SERVER_IMAGE};
 
 /// The Service of the hosted kube-apiservers, counted in its network.
 const SERVICE: u8 = 20;
@@ -196,6 +196,11 @@ impl Hosted {
         });
         std::fs::write(path, config.to_string())
             .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// The certificate of the one who may ask shims for their state over mutual TLS.
+    pub fn operator(&self) -> &CertificateFiles {
+        &self.operator
     }
 
     async fn apply_server(&self, encryption: &str, layout: &Layout<'_>) -> Result<Vec<Pod>> {

@@ -1,16 +1,21 @@
 //! Promise: in a hosted control plane on a real kubelet, with the shim in front,
 //! a rotation is a patch of the mounted head Secrets and new credentials are a
 //! patch of theirs. kubelet delivers each at a time of its own; no request of
-//! the load on both kube-apiservers fails, and no container restarts.
+//! the load on both kube-apiservers fails, and no container restarts. `sidekey
+//! status` asks every replica through kubelet all the while, ending ones too.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+use sidekey_e2e::binaries;
 use sidekey_e2e::cluster::Pod;
-use sidekey_e2e::hosted::{Hosted, NAMESPACE, Role};
+use sidekey_e2e::hosted::{ADMIN, Hosted, NAMESPACE, Role};
 use sidekey_e2e::shim::replicas::key_number;
 use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE, eventually};
 use sidekey_e2e::{Kind, Load, LoadOptions};
@@ -38,6 +43,7 @@ async fn rotation_and_new_credentials_by_patched_secrets_fail_nothing_and_restar
         .unwrap();
     a_new_token_of_the_minter_is_taken_over(&hosted, &pods, &load).await.unwrap();
     both_replicas_write_under_the_new_key(&hosted, &pods, &load).await.unwrap();
+    status_asks_every_replica_through_kubelet(&hosted, &pods).await.unwrap();
     patched_credentials_are_taken_over_by_kubelets_own_swap(&hosted, &pods, &load).await.unwrap();
 
     let report = load.stop().await.unwrap().without_failures().unwrap();
@@ -84,6 +90,72 @@ async fn both_replicas_write_under_the_new_key(
         hosted.wait_key_id(pod, hash).await?;
     }
     load.more(BETWEEN_STEPS).await
+}
+
+/// `sidekey status`, with nothing but two kubeconfigs; `more` are further arguments.
+async fn status(hosted: &Hosted, more: &[&str]) -> Result<(Option<i32>, Value)> {
+    let scratch = &hosted.cluster.ground().plane().scratch;
+    let kubeconfig = scratch.path().join("hosted.kubeconfig");
+    hosted.kubeconfig(&kubeconfig)?;
+    let own = [hosted.cluster.kubeconfig(), &kubeconfig].map(|path| path.display().to_string());
+    let mut args = vec!["status", "-o", "json", "-n", NAMESPACE, "--kubeconfig", &own[0]];
+    args.extend(["--hosted-kubeconfig", &own[1]]);
+    args.extend(more);
+    let said = binaries::run("sidekey", &args).await?;
+    let json = serde_json::from_str(&said.stdout);
+    Ok((said.code, json.with_context(|| format!("{} {}", said.stdout, said.stderr))?))
+}
+
+async fn status_asks_every_replica_through_kubelet(hosted: &Hosted, pods: &[Pod]) -> Result<()> {
+    let scratch = &hosted.cluster.ground().plane().scratch;
+    let hash = hosted.shim_status(&pods[0]).await?["key_id_hash"].clone();
+    let (code, seen) = status(hosted, &[]).await?;
+    ensure!(code == Some(0) && seen["expected"] == 2, "{code:?} {seen:#}");
+    for list in ["shims", "servers"] {
+        let named: BTreeSet<&str> = seen[list]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|r| r["name"].as_str())
+            .collect();
+        let all: BTreeSet<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
+        ensure!(named == all, "{list}: {named:?}, not {all:?}");
+    }
+    for (shim, server) in (0..2).map(|i| (&seen["shims"][i], &seen["servers"][i])) {
+        ensure!(shim["status"]["revision"] == "3" && shim["status"]["writeKey"] == "2", "{shim}");
+        ensure!(server["status"]["announced"]["sidekey"]["keyIdHash"] == hash, "{server}");
+    }
+    // The same with mutual TLS to the port on the pod's address.
+    let kubeconfig: Value =
+        serde_json::from_slice(&std::fs::read(scratch.path().join("hosted.kubeconfig"))?)?;
+    let ca = &kubeconfig["clusters"][0]["cluster"]["certificate-authority-data"];
+    let file = scratch.path().join("hosted-ca.crt");
+    std::fs::write(&file, STANDARD.decode(ca.as_str().context("no CA")?)?)?;
+    let files = [&file, &hosted.operator().certificate, &hosted.operator().key];
+    let files = files.map(|path| path.display().to_string());
+    let port = ADMIN.to_string();
+    let more = [
+        "--shim-tls",
+        "--shim-port",
+        &port,
+        "--ca",
+        &files[0],
+        "--cert",
+        &files[1],
+        "--key",
+        &files[2],
+    ];
+    let (code, seen) = status(hosted, &more).await?;
+    ensure!(
+        code == Some(0) && seen["shims"][1]["status"]["keyIdHash"] == hash,
+        "{code:?} {seen:#}"
+    );
+    // A port on which nobody listens: named with kubelet's reason, and nobody is dropped.
+    let (code, seen) = status(hosted, &["--shim-port", "8099"]).await?;
+    let silent = seen["silent"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let refused = silent.iter().all(|line| line.as_str().is_some_and(|l| l.contains("refused")));
+    ensure!(code == Some(1) && silent.len() == 2 && refused, "{code:?} {seen:#}");
+    Ok(())
 }
 
 async fn a_new_token_of_the_minter_is_taken_over(
@@ -165,6 +237,13 @@ async fn an_ending_kube_apiserver_reads_what_its_successor_writes(
     .await?;
     let ending = hosted.cluster.client().pod(NAMESPACE, &pods[0].name).await?;
     ensure!(ending.ending, "{} is not ending", ending.summary());
+    // It still serves: it is asked, and counts for no other.
+    let (_, seen) = status(hosted, &[]).await?;
+    let shims = seen["shims"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let asked = shims.iter().find(|shim| shim["name"] == ending.name.as_str());
+    let asked = asked.with_context(|| format!("it is not in {seen:#}"))?;
+    ensure!(asked["ending"] == true && asked["status"]["revision"] == "3", "{asked}");
+    ensure!(shims.len() == 3, "{seen:#}");
     let data = hosted.server(&ending)?.read(Kind::Secret, "default", "successor").await?;
     ensure!(data["word"] == "new", "{data:?}");
     Ok(())

@@ -273,8 +273,7 @@ async fn get(client: &Client, path: &str) -> Result<Body, Error> {
     let request = Request::get(path).body(Body::empty());
     let request =
         request.map_err(|error| Error::failed(format!("cannot ask for {path}")).because(error))?;
-    let answer = client.send(request).await;
-    let answer = answer.map_err(|error| refused(format!("no answer to GET {path}"), error))?;
+    let answer = client.send(request).await.map_err(|error| unanswered(path, error))?;
     let code = answer.status();
     let good = code.is_success() || (path.starts_with("/readyz") && code.is_server_error());
     if good {
@@ -285,6 +284,17 @@ async fn get(client: &Client, path: &str) -> Result<Body, Error> {
         401 | 403 => failed.hint(format!("the kubeconfig's user must be allowed to get {path}")),
         _ => failed,
     })
+}
+
+/// The way through a pod has its own words for what went wrong.
+fn unanswered(path: &str, error: kube::Error) -> Error {
+    match error {
+        kube::Error::Service(inner) => match inner.downcast::<Error>() {
+            Ok(own) => *own,
+            Err(inner) => refused(format!("no answer to GET {path}"), kube::Error::Service(inner)),
+        },
+        error => refused(format!("no answer to GET {path}"), error),
+    }
 }
 
 fn interpret(samples: &[Sample], checks: &str) -> ServerStatus {

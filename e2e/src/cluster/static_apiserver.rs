@@ -81,6 +81,7 @@ impl Ground {
             "--authorization-mode=RBAC".to_owned(),
             format!("--service-cluster-ip-range={services}"),
             "--allow-privileged=true".to_owned(),
+            super::KUBELET_ADDRESS.to_owned(),
             "--profiling=false".to_owned(),
         ])
     }

@@ -31,7 +31,7 @@ pub(super) const SERVER_IMAGE: &str = "localhost/sidekey-e2e/kube-apiserver:1";
 pub(super) const ETCD_IMAGE: &str = "localhost/sidekey-e2e/etcd:1";
 
 /// Where the shim tells its state, over mutual TLS.
-pub(super) const ADMIN: u16 = 8444;
+pub const ADMIN: u16 = 8444;
 
 /// The health port of `aws-kms-active`; the backup has the next one.
 pub(super) const HEALTH: u16 = 8080;
@@ -123,6 +123,7 @@ pub(super) fn shim_head(revision: u64, keys: &[(u64, Role)], operator: &str) -> 
     json!({
         "revision": revision.to_string(),
         "listen": "unix:///var/run/kmsplugin/kms.sock",
+        "admin": "127.0.0.1:8093",
         "adminTls": {
             "listen": format!("0.0.0.0:{ADMIN}"), "allow": [operator],
             "ca": "/certs/ca.crt", "cert": "/certs/tls.crt", "key": "/certs/tls.key",

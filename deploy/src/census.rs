@@ -62,6 +62,8 @@ pub enum Wanted {
     Unknown,
     /// Not under what EncryptionConfiguration writes with.
     Stale(Stanzas),
+    /// What the subject of a question is needed for.
+    Needing(Question),
 }
 
 /// So many objects of a resource that are under the same.

@@ -141,6 +141,7 @@ impl Wanted {
             Self::Clear => under.kind == Kind::Clear,
             Self::Unknown => under.kind == Kind::Unknown,
             Self::Stale(stanzas) => stanzas.is_stale(resource, under) == Some(true),
+            Self::Needing(question) => question.needs(under) == Some(true),
         }
     }
 }

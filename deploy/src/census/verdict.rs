@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::envelope::Kind;
+use super::envelope::{Kind, Under};
 use super::{Census, Options, Row, Step, Wanted, count};
 use crate::Error;
 use crate::etcd::Etcd;
@@ -131,7 +131,7 @@ impl Question {
     pub(super) fn count(&self, rows: &[Row]) -> (u64, Vec<Row>) {
         let (mut needed, mut undecided) = (0, Vec::new());
         for row in rows {
-            match self.needs(row) {
+            match self.needs(&row.under) {
                 Some(true) => needed += row.objects,
                 Some(false) => {}
                 None => undecided.push(row.clone()),
@@ -140,14 +140,13 @@ impl Question {
         (needed, undecided)
     }
 
-    fn needs(&self, row: &Row) -> Option<bool> {
-        let name = row.under.provider.as_deref().unwrap_or_default();
-        match (&self.subject, row.under.kind) {
+    /// Whether what is stored so needs it; `None` if that cannot be told.
+    pub(super) fn needs(&self, under: &Under) -> Option<bool> {
+        let name = under.provider.as_deref().unwrap_or_default();
+        match (&self.subject, under.kind) {
             (_, Kind::Unknown) => None,
             (Subject::Name(wanted), _) => Some(name == wanted),
-            (Subject::Key(wanted), _) if row.under.key.is_some() => {
-                Some(row.under.key == Some(*wanted))
-            }
+            (Subject::Key(wanted), _) if under.key.is_some() => Some(under.key == Some(*wanted)),
             // From before the shim: only the administrator knows whose it is.
             (Subject::Key(_), kind) if kind.is_kms() => match () {
                 () if self.legacy.contains(name) => Some(true),
@@ -254,13 +253,9 @@ pub async fn may_drop(
         Some(first) => etcd.has_compacted(first.revision).await?,
         None => false,
     };
-    let list = match &question.subject {
-        Subject::Key(key) => Wanted::Key(*key),
-        Subject::Name(name) => Wanted::Name(name.clone()),
-    };
     let options = Options {
         prefixes: prefixes.to_vec(),
-        list: Some(list),
+        list: Some(Wanted::Needing(question.clone())),
         limit: EXAMPLES,
         ..Options::default()
     };

@@ -128,6 +128,8 @@ async fn data_from_before_the_shim_makes_it_unknown_whose_it_is(scene: &Scene) -
     ensure!(told.answer.to_string().contains("--legacy-name direct"), "{told:?}");
     let told = scene::may_drop(scene, "1", &["--legacy-name", "direct"]).await?;
     ensure!(exit(&told) == 3 && told.answer["mayDrop"] == "no", "{told:?}");
+    let examples = truth::strings(&told.answer["examples"]);
+    ensure!(examples.contains("/registry/secrets/default/direct-4"), "{told:?}");
     let told = scene::may_drop_name(scene, "direct").await?;
     ensure!(exit(&told) == 3 && told.answer["mayDrop"] == "no", "{told:?}");
     for name in scene.names().iter().filter(|name| name.starts_with("direct-")) {

@@ -1,7 +1,6 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::census::Under;
 use crate::etcd::ClusterId;
 
 const START: Duration = Duration::from_secs(1_000_000);

@@ -29,16 +29,7 @@ fn plugin(key: &Key, problems: &mut Problems) -> Option<VaultPlugin> {
     if key.listen != names::key_socket(key.id) {
         problems.add("listen", "OpenShift's sidecars have the socket of their key alone");
     }
-    let mut kek = Fields::new(&key.kek, "kek");
-    let key_path = match kek.text("keyPath") {
-        Some(path) => Some(path),
-        None => {
-            let mount = kek.text("mount").unwrap_or_else(|| "transit".to_owned());
-            kek.text("key").map(|key| format!("{mount}/keys/{key}"))
-        }
-    };
-    let namespace = kek.text("namespace");
-    kek.end(problems);
+    let (key_path, namespace) = kek(key, problems);
     let mut settings = Fields::new(&key.settings, "settings");
     let address = settings.text("address").or_else(|| settings.texts("addresses"));
     let auth_namespace = settings.text("authNamespace");
@@ -72,6 +63,21 @@ fn plugin(key: &Key, problems: &mut Problems) -> Option<VaultPlugin> {
         namespace,
         auth_namespace,
     })
+}
+
+/// The path of the key, and its namespace.
+fn kek(key: &Key, problems: &mut Problems) -> (Option<String>, Option<String>) {
+    let mut kek = Fields::new(&key.kek, "kek");
+    let key_path = match kek.text("keyPath") {
+        Some(path) => Some(path),
+        None => {
+            let mount = kek.text("mount").unwrap_or_else(|| "transit".to_owned());
+            kek.text("key").map(|key| format!("{mount}/keys/{key}"))
+        }
+    };
+    let namespace = kek.text("namespace");
+    kek.end(problems);
+    (key_path, namespace)
 }
 
 /// The name that a file has in OpenShift's encryption-config Secret.

@@ -71,28 +71,14 @@ pub(super) fn azure(
         ("active", Some(&keys.active), [8787, 8095]),
         ("backup", keys.backup.as_ref(), [8788, 8096]),
     ];
-    for (role, key, [health, metrics]) in roles {
-        let Some((name, version)) = key else { continue };
+    for (role, key, numbers) in roles {
+        let Some(key) = key else { continue };
         let title = format!("azure-kms-provider-{role}");
-        let (health, metrics) = (ports.take(health, &title), ports.take(metrics, &title));
+        let numbers = numbers.map(|port| ports.take(port, &title));
         let mut sidecar = container(&title, image, "10Mi");
-        let mut args = vec![
-            format!("--keyvault-name={}", keys.vault),
-            format!("--key-name={name}"),
-            format!("--key-version={version}"),
-            format!("--listen-addr=unix:///opt/azurekms{role}.socket"),
-            format!("--healthz-port={health}"),
-            format!("--metrics-addr={metrics}"),
-            "--healthz-path=/healthz".to_owned(),
-            "--config-file-path=/etc/kubernetes/azure.json".to_owned(),
-            "-v=1".to_owned(),
-        ];
-        if keys.managed_hsm {
-            args.push("--managed-hsm".to_owned());
-        }
-        sidecar["args"] = json!(args);
-        sidecar["ports"] = port_of(health);
-        sidecar["livenessProbe"] = liveness(health, "/healthz");
+        sidecar["args"] = json!(azure_args(keys, role, key, numbers));
+        sidecar["ports"] = port_of(numbers[0]);
+        sidecar["livenessProbe"] = liveness(numbers[0], "/healthz");
         let mut mounts = vec![
             mount("kms-socket", "/opt"),
             mount("azure-kms-credentials", "/etc/kubernetes"),
@@ -119,6 +105,29 @@ pub(super) fn azure(
         .volumes
         .extend([json!({"name": "azure-kms-credentials", "secret": credentials}), tmp()]);
     azure_access(keys, minter, addition);
+}
+
+fn azure_args(
+    keys: &AzureKms,
+    role: &str,
+    (name, version): &(String, String),
+    [health, metrics]: [u16; 2],
+) -> Vec<String> {
+    let mut args = vec![
+        format!("--keyvault-name={}", keys.vault),
+        format!("--key-name={name}"),
+        format!("--key-version={version}"),
+        format!("--listen-addr=unix:///opt/azurekms{role}.socket"),
+        format!("--healthz-port={health}"),
+        format!("--metrics-addr={metrics}"),
+        "--healthz-path=/healthz".to_owned(),
+        "--config-file-path=/etc/kubernetes/azure.json".to_owned(),
+        "-v=1".to_owned(),
+    ];
+    if keys.managed_hsm {
+        args.push("--managed-hsm".to_owned());
+    }
+    args
 }
 
 fn azure_access(keys: &AzureKms, minter: Option<&str>, addition: &mut Addition) {

@@ -13,6 +13,7 @@ mod migrate;
 mod preflight;
 mod publish;
 mod render;
+mod rotate;
 mod source;
 mod status;
 
@@ -25,6 +26,7 @@ use crate::{Console, Error, Exit, Output};
 const EXAMPLES: &str = "Examples:
   sidekey inject -f kube-apiserver.yaml --provider vault --in-place
   sidekey publish -f cluster-a.yaml
+  sidekey rotate -f cluster-a.yaml --hosted-kubeconfig hosted.kubeconfig
   sidekey census --endpoints https://127.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key
   sidekey migrate --encryption-config encryption.yaml
   sidekey completion bash > /etc/bash_completion.d/sidekey
@@ -52,6 +54,7 @@ enum Command {
     Preflight(preflight::Args),
     Publish(publish::Args),
     Render(render::Args),
+    Rotate(rotate::Args),
     Status(Box<status::Args>),
     Migrate(Box<migrate::Args>),
 }
@@ -85,6 +88,7 @@ fn run(command: Command, console: &Console) -> Result<Exit, Error> {
         Command::Preflight(args) => preflight::run(&args, console),
         Command::Publish(args) => publish::run(&args, console),
         Command::Render(args) => render::run(&args, console),
+        Command::Rotate(args) => rotate::run(&args, console),
         Command::Status(args) => status::run(&args, console),
         Command::Migrate(args) => block_on(migrate::run(&args, console)),
     }

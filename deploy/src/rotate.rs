@@ -10,9 +10,11 @@
 //! and each step may be taken twice: whoever is killed goes on where it was.
 
 mod drive;
+mod plane;
 mod state;
 mod store;
 
 pub use drive::{Observer, Patience, World, abort, begin, drive};
+pub use plane::{Plane, turns};
 pub use state::{Past, Stage, State, Step, Turn};
 pub use store::{Kept, Store};

@@ -127,6 +127,17 @@ impl FleetArgs {
         self.namespace.is_some() || self.asks_servers()
     }
 
+    /// The API whose stored objects are encrypted: that of the kube-apiservers that are asked.
+    pub(super) async fn stored(&self) -> Result<Config, Error> {
+        match &self.hosted_kubeconfig {
+            Some(path) => kubeconfig(path).await,
+            None if self.asks_servers() => self.access.config().await,
+            None => Err(Error::usage("it is not said which kube-apiservers must follow").hint(
+                "give --hosted-kubeconfig for a hosted cluster, or --standalone if --kubeconfig is the cluster itself",
+            )),
+        }
+    }
+
     fn asks_servers(&self) -> bool {
         self.standalone || !self.server.is_empty()
     }

@@ -230,7 +230,7 @@ fn resumable(error: Error, plan: &Plan, console: &Console) -> Error {
 }
 
 /// Progress on the terminal.
-struct Shown {
+pub(super) struct Shown {
     console: Console,
     progress: Option<Progress>,
     /// What was done by earlier runs.
@@ -238,7 +238,7 @@ struct Shown {
 }
 
 impl Shown {
-    fn new(console: &Console) -> Self {
+    pub(super) fn new(console: &Console) -> Self {
         Self { console: *console, progress: None, before: 0 }
     }
 

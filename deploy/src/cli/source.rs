@@ -54,6 +54,19 @@ pub(super) struct Loaded {
 }
 
 impl Source {
+    /// This document, with everything else as it is by default.
+    pub(super) fn of(filename: PathBuf, namespace: Option<String>, access: Access) -> Self {
+        Self {
+            filename,
+            from_dir: None,
+            namespace,
+            identity_first: false,
+            component: "openshift-kube-apiserver".to_owned(),
+            key_id: 1,
+            access,
+        }
+    }
+
     pub(super) fn phase(&self) -> Phase {
         if self.identity_first { Phase::IdentityFirst } else { Phase::Settled }
     }

@@ -55,9 +55,11 @@ impl Default for Patience {
     }
 }
 
-/// The rotation to be driven: the one under way, or a new one.
-pub async fn begin(store: &Store, from: Turn, to: Turn) -> Result<(Kept, State), Error> {
+/// The rotation to be driven: the one under way, or a new one. `from` is none if `to` writes
+/// already, which is so towards the end of a rotation, too.
+pub async fn begin(store: &Store, from: Option<Turn>, to: Turn) -> Result<(Kept, State), Error> {
     let kept = store.load().await?;
+    check_number(kept.state.as_ref(), &to)?;
     match &kept.state {
         Some(state) if !state.stage.is_over() => {
             if state.to != to {
@@ -67,10 +69,27 @@ pub async fn begin(store: &Store, from: Turn, to: Turn) -> Result<(Kept, State),
             Ok((kept, state))
         }
         before => {
+            let Some(from) = from else {
+                return Err(Error::refused(format!("key {} writes already", to.id))
+                    .hint("there is nothing to rotate; other changes are for `sidekey publish`"));
+            };
             let state = State::begin(from, to, &now(), before.clone());
             let kept = store.save(&kept, &state).await?;
             Ok((kept, state))
         }
+    }
+}
+
+/// A number stands for one KEK for ever, also after a rotation that was given up.
+fn check_number(state: Option<&State>, to: &Turn) -> Result<(), Error> {
+    let Some(state) = state else { return Ok(()) };
+    let past = state.history.iter().flat_map(|past| [&past.from, &past.to]);
+    let known = [&state.from, &state.to].into_iter().chain(past);
+    let mut others = known.filter(|turn| turn.id == to.id && turn.fingerprint != to.fingerprint);
+    match others.next() {
+        None => Ok(()),
+        Some(_) => Err(Error::refused(format!("{} was the number of another key", to.id))
+            .hint("numbers are never reused: give the new key the next free one")),
     }
 }
 

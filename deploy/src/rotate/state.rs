@@ -29,7 +29,7 @@ pub enum Stage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
     /// Its number.
-    pub id: u32,
+    pub id: u64,
     /// Its vendor.
     pub vendor: String,
     /// Of its KEK.
@@ -227,7 +227,7 @@ impl State {
 mod tests {
     use super::*;
 
-    fn turn(id: u32) -> Turn {
+    fn turn(id: u64) -> Turn {
         Turn { id, vendor: "local".into(), fingerprint: format!("{id:08x}") }
     }
 
@@ -302,7 +302,7 @@ mod tests {
             }
             state = Some(next);
         }
-        let history: Vec<u32> = state.unwrap().history.iter().map(|past| past.to.id).collect();
+        let history: Vec<u64> = state.unwrap().history.iter().map(|past| past.to.id).collect();
         assert_eq!(history, [8, 7, 6, 5, 4]);
     }
 }

@@ -96,6 +96,8 @@ impl Progress {
         let (done, rate) = (self.bar.position(), self.rate());
         let head = format!("{}: {done}", self.what);
         match self.bar.length() {
+            // Nothing can be said of the rest before something is done.
+            Some(total) if done == 0 => format!("{head} of {total}"),
             Some(total) => {
                 let left = total.saturating_sub(done) as f64 / rate.max(0.001);
                 let left = humantime::format_duration(Duration::from_secs(left as u64));
@@ -103,5 +105,21 @@ impl Progress {
             }
             None => format!("{head}, {rate:.0}/s"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Output;
+
+    #[test]
+    fn the_time_left_is_told_only_once_something_is_done() {
+        let console = Console::new(Output::Json);
+        let mut progress = Progress::new(&console, "secrets", Some(5000));
+        assert_eq!(progress.line(), "secrets: 0 of 5000");
+        progress.set(2500);
+        let line = progress.line();
+        assert!(line.starts_with("secrets: 2500 of 5000, ") && line.ends_with(" left"), "{line}");
     }
 }

@@ -89,6 +89,17 @@ pub(super) const CENSUS: &[Bar] = &[
     }),
 ];
 
+/// Bars of a migration: its rate on 3,000 objects, its memory on 100,000.
+pub(super) const MIGRATE: &[Bar] = &[
+    at_least("rate / kubectl replace's", "", 2.0, |own| {
+        let turns = own.turns.as_ref()?;
+        (turns.own.objects >= 3000 * turns.rounds).then(|| turns.ratio())
+    }),
+    at_most("peak RSS, 100,000 objects", "MiB", 60.0, |own| {
+        own.work.filter(|work| work.objects >= 100_000).map(|work| work.peak as f64 / 1024.0)
+    }),
+];
+
 /// Bars of the shim and an AWS provider with two keys behind it, together.
 pub(super) const SHIM_AND_AWS: &[Bar] =
     &[at_most("idle RSS of both", "MiB", 15.5, |own| Some(own.idle_together?.rss as f64 / 1024.0))];

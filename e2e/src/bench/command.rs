@@ -1,9 +1,8 @@
-//! What the `sidekey` command costs: its start, and its work on a real etcd.
+//! What the `sidekey` command costs: its start, and its work on a real etcd or control plane.
 
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
@@ -15,10 +14,9 @@ use serde_json::{Value, json};
 
 use super::elf::Binary;
 use super::figures::{Bar, Figures, Spread};
-use super::server::Killed;
-use super::{bars, memory};
+use super::watch::{Ended, Watched};
+use super::{bars, migrate};
 use crate::stored::{EncryptedObject, KMS_V2};
-use crate::watchdog::Watchdog;
 use crate::{Etcd, binaries};
 
 /// The program's name, and the name under which its start is measured.
@@ -30,11 +28,8 @@ pub const CENSUS: &str = "sidekey census";
 const TRANSACTION: u64 = 128;
 /// Bytes of an encrypted Secret: a service account's token, or a pair of certificate and key.
 const SECRET: usize = 1500;
-/// Between two looks at the memory of what runs.
-const LOOK: Duration = Duration::from_millis(2);
-
 /// Work that ended by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Work {
     /// Objects that it was about.
     pub objects: u64,
@@ -44,7 +39,23 @@ pub struct Work {
     pub peak: u64,
 }
 
-/// Measures one of the two; `None` if it is neither.
+impl Work {
+    /// Objects in each second.
+    pub fn rate(&self) -> f64 {
+        self.objects as f64 / self.seconds
+    }
+
+    /// This and more of the same.
+    pub(super) fn and(self, more: Self) -> Self {
+        Self {
+            objects: self.objects + more.objects,
+            seconds: self.seconds + more.seconds,
+            peak: self.peak.max(more.peak),
+        }
+    }
+}
+
+/// Measures one of them; `None` if it is none.
 pub async fn measure(
     name: &str,
     dir: &Path,
@@ -54,6 +65,7 @@ pub async fn measure(
     Ok(match name {
         PROGRAM => Some((start(starts).await?, bars::COMMAND)),
         CENSUS => Some((census(dir, objects).await?, bars::CENSUS)),
+        migrate::MIGRATE => Some((migrate::measure(dir, objects).await?, bars::MIGRATE)),
         _ => None,
     })
 }
@@ -88,22 +100,8 @@ async fn census(dir: &Path, objects: u64) -> Result<Figures> {
     let out = dir.join("census.json");
     let mut command = Command::new(program);
     command.args(["census", "-o", "json", "--endpoints", &etcd.url()]);
-    command.stdin(Stdio::null()).stdout(std::fs::File::create(&out)?).process_group(0);
-    let watchdog = Watchdog::of_this_process()?;
-    let begin = Instant::now();
-    let mut child = Killed(command.spawn().context("cannot run sidekey census")?);
-    watchdog.guard(child.0.id())?;
-    let mut peak = 0;
-    let status = loop {
-        // It never shrinks; once the process has ended it cannot be asked any more.
-        peak = memory::peak(child.0.id()).unwrap_or(peak);
-        if let Some(status) = child.0.try_wait()? {
-            break status;
-        }
-        tokio::time::sleep(LOOK).await;
-    };
-    let seconds = begin.elapsed().as_secs_f64();
-    ensure!(status.success(), "sidekey census ended with {status}");
+    command.stdin(Stdio::null()).stdout(std::fs::File::create(&out)?);
+    let Ended { seconds, peak } = Watched::start(command, CENSUS)?.end().await?;
     let counted: Value = serde_json::from_slice(&std::fs::read(&out)?)?;
     ensure!(counted["objects"] == objects, "{objects} were written, but: {counted:#}");
     Ok(Figures { work: Some(Work { objects, seconds, peak }), ..Figures::of(CENSUS) })

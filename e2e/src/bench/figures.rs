@@ -8,6 +8,7 @@ use super::command::Work;
 use super::elf::Binary;
 use super::fake::Calls;
 use super::memory::Memory;
+use super::migrate::Turns;
 use super::reload::Reloads;
 
 /// Everything that was measured of one subject.
@@ -37,6 +38,8 @@ pub struct Figures {
     pub reloads: Option<Reloads>,
     /// What work on a cluster costs.
     pub work: Option<Work>,
+    /// The same, in turns with something else.
+    pub turns: Option<Turns>,
 }
 
 /// What is behind a subject, a plugin or a fake endpoint, driven without it.
@@ -159,6 +162,7 @@ impl Figures {
             beside: None,
             reloads: None,
             work: None,
+            turns: None,
         }
     }
 

@@ -67,17 +67,26 @@ fn head(text: &mut String, figures: &Figures) -> std::fmt::Result {
             mib(after.rss)
         )?;
     }
-    if let Some(Work { objects, seconds, peak }) = figures.work {
-        let (rate, peak) = (objects as f64 / seconds, mib(peak));
-        writeln!(
-            text,
-            "  work     {objects} objects in {seconds:.2} s, {rate:.0}/s; at most {peak:.2} MiB RSS"
-        )?;
+    if let Some(turns) = &figures.turns {
+        let (times, each) = (turns.ratio(), turns.own.objects / turns.rounds);
+        writeln!(text, "  turns    {} of each, {each} objects", turns.rounds)?;
+        writeln!(text, "    itself {}", work(&turns.own))?;
+        writeln!(text, "    beside {}: {}", turns.beside, work(&turns.other))?;
+        writeln!(text, "           {times:.2} times its rate")?;
+    }
+    if let Some(done) = &figures.work {
+        writeln!(text, "  work     {}", work(done))?;
     }
     match figures.calls {
         0 => Ok(()),
         calls => writeln!(text, "  calls    {calls} in all"),
     }
+}
+
+fn work(done: &Work) -> String {
+    let (Work { objects, seconds, peak }, rate) = (done, done.rate());
+    let peak = mib(*peak);
+    format!("{objects} objects in {seconds:.2} s, {rate:.0}/s; at most {peak:.2} MiB RSS")
 }
 
 fn load(text: &mut String, cells: &[Cell]) -> std::fmt::Result {

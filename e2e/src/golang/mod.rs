@@ -57,6 +57,15 @@ pub const NODE: GoServer = GoServer {
     cost: "8 minutes the first time",
 };
 
+/// The kubectl that benchmarks compare with.
+pub const KUBECTL: GoServer = GoServer {
+    name: "kubectl",
+    version: "1.36.3",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/kubectl"),
+    ldflags: KUBE_APISERVER.ldflags,
+    cost: "a minute or two the first time",
+};
+
 /// The CoreDNS of a cluster.
 pub const COREDNS: GoServer = GoServer {
     name: "coredns",

@@ -30,7 +30,7 @@ use measure::{drive_socket, measure};
 #[command(
     name = "cargo xbench",
     bin_name = "cargo xbench",
-    after_help = "Without --bin, everything that is known here is measured: sidekey-local, sidekey-shim before it,\nsidekey-aws and sidekey-vault against a fast fake AWS KMS and a fast fake Vault that this command\nserves itself (no real KMS is measured), and sidekey-shim+aws: the shim before sidekey-aws; the start of the\nsidekey command, and \"sidekey census\" of a real etcd.\n\nExamples:\n  cargo xbench\n  cargo xbench --bin sidekey-aws\n  cargo xbench --bin sidekey-shim -o json\n  cargo xbench --socket /var/run/kmsplugin/kms.sock\n  cargo xbench --bin ./my-plugin -- --listen unix://{dir}/kms.sock\n\nExit codes: 0 measured, 1 failed, 64 bad usage"
+    after_help = "Without --bin, everything that is known here is measured: sidekey-local, sidekey-shim before it,\nsidekey-aws and sidekey-vault against a fast fake AWS KMS and a fast fake Vault that this command\nserves itself (no real KMS is measured), and sidekey-shim+aws: the shim before sidekey-aws; the start of the\nsidekey command, and \"sidekey census\" of a real etcd.\n\nOnly by its name, because it takes some minutes: \"sidekey migrate\" on a real control plane, in turns with\nkubectl get secrets -A -o json | kubectl replace -f - on 3,000 Secrets, and then alone on all --objects.\n\nExamples:\n  cargo xbench\n  cargo xbench --bin sidekey-aws\n  cargo xbench --bin sidekey-shim -o json\n  cargo xbench --bin \"sidekey migrate\"\n  cargo xbench --socket /var/run/kmsplugin/kms.sock\n  cargo xbench --bin ./my-plugin -- --listen unix://{dir}/kms.sock\n\nExit codes: 0 measured, 1 failed, 64 bad usage"
 )]
 struct Arguments {
     /// Binary to start and to measure, by name or path; may be repeated, to compare [default: all]
@@ -57,8 +57,8 @@ struct Arguments {
     /// Changes of the configuration to measure, where there is one
     #[arg(long, value_name = "N", default_value = "200")]
     reloads: std::num::NonZeroUsize,
-    /// Objects that a census counts
-    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    /// Objects that a census counts and a migration rewrites
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     objects: u64,
     /// How to print the figures
     #[arg(short, long, value_enum, default_value_t)]

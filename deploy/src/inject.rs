@@ -82,34 +82,35 @@ impl Wanted {
 ///
 /// All mistakes are told at once, and nothing is changed if there is one.
 pub fn inject(text: &str, wanted: &Wanted) -> Result<Injected, Error> {
-    let mut draft = read(text)?;
+    let draft = read(text)?;
     let targets = pods::with_container(&draft, &wanted.container)?;
-    let mut injected = Injected { text: String::new(), changes: Vec::new(), warnings: Vec::new() };
-    let mut problems = Vec::new();
-    for object in &targets {
-        let done = strip::strip(&mut draft, object, &mut Vec::new())
-            .and_then(|_| add::add(&mut draft, object, wanted, &mut injected.warnings));
-        match done {
-            Ok(change) => injected.changes.push(change),
-            Err(found) => {
-                problems.extend(found.into_iter().map(|text| format!("{object}: {text}")))
-            }
-        }
-    }
-    if !problems.is_empty() {
-        return Err(Error::usage(problems.join("\n")));
-    }
-    injected.text = draft.text().to_owned();
-    Ok(injected)
+    change_all(draft, targets, |draft, object, warnings| {
+        strip::strip(draft, object, &mut Vec::new())?;
+        add::add(draft, object, wanted, warnings).map(Some)
+    })
 }
 
 /// Takes out what an earlier run has put in.
 pub fn uninject(text: &str) -> Result<Injected, Error> {
-    let mut draft = read(text)?;
+    let draft = read(text)?;
+    let targets = pods::all(&draft);
+    change_all(draft, targets, strip::strip)
+}
+
+/// Changes one object after the other; all mistakes are told at once.
+fn change_all(
+    mut draft: Draft,
+    targets: Vec<pods::Object>,
+    mut change: impl FnMut(
+        &mut Draft,
+        &pods::Object,
+        &mut Vec<String>,
+    ) -> Result<Option<Change>, Vec<String>>,
+) -> Result<Injected, Error> {
     let mut injected = Injected { text: String::new(), changes: Vec::new(), warnings: Vec::new() };
     let mut problems = Vec::new();
-    for object in pods::all(&draft) {
-        match strip::strip(&mut draft, &object, &mut injected.warnings) {
+    for object in &targets {
+        match change(&mut draft, object, &mut injected.warnings) {
             Ok(change) => injected.changes.extend(change),
             Err(found) => {
                 problems.extend(found.into_iter().map(|text| format!("{object}: {text}")))

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sidekey_e2e::cluster::{Exposed, NODE};
-use sidekey_e2e::openbao::auth::AppRole;
+use sidekey_e2e::openbao::Prepared;
 use sidekey_e2e::wait::LONG_PATIENCE;
 use sidekey_e2e::{
     Cluster, EncryptionConfiguration, Ground, Kind, OpenBao, Stanza, Stored, eventually, images,
@@ -86,17 +86,7 @@ impl Vault {
     /// Files go where OpenShift puts them, under the names that it gives them.
     async fn start(cluster: &Cluster, secrets: &Path) -> Result<Self> {
         let bao = OpenBao::start(&cluster.ground().plane().scratch, "bao").await?;
-        let root = bao.root();
-        root.enable("transit", "transit").await?;
-        root.enable_auth("approle", "approle").await?;
-        let key = root.make_key("transit", "kms").await?;
-        let rules: [(&str, &[&str]); 3] = [
-            ("transit/keys/kms", &["read"]),
-            ("transit/encrypt/kms", &["update"]),
-            ("transit/decrypt/kms", &["update"]),
-        ];
-        root.policy("kms", &rules).await?;
-        let role = AppRole::create(&root, "approle", "kms", &["kms"], &json!({})).await?;
+        let Prepared { key, role } = bao.prepare().await?;
         let exposed = cluster.expose(bao.socket_address()).await?;
         let stanza = Stanza::new(["secrets"]);
         let endpoint = "unix:///var/run/kmsplugin/kms-1.sock";

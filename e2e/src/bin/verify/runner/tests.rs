@@ -55,7 +55,11 @@ async fn a_step_beyond_its_limit_is_ended_with_all_its_children() {
 
 #[tokio::test]
 async fn a_test_that_leaves_a_process_behind_fails_and_the_process_is_ended() {
-    let script = "echo 'test result: ok. 4 passed; 0 failed; 0 ignored'; setsid sleep 600 &";
+    // A process that is just about to become another program has no environment for a moment, and
+    // so no mark: the step ends when it is one.
+    let script = "echo 'test result: ok. 4 passed; 0 failed; 0 ignored'; setsid sleep 600 &
+        until tr '\\0' ' ' < /proc/$!/cmdline | grep -q '^sleep 600' \
+            && grep -q SIDEKEY_VERIFY_STEP /proc/$!/environ; do :; done";
     let (_, outcome, runner, _dir) = run(shell(script, Counting::Libtest, LIMIT)).await;
     assert_eq!(outcome.counts, Counts { passed: 4, failed: 1 });
     assert!(outcome.problem.unwrap().contains("left running: sleep (pid "));

@@ -28,6 +28,7 @@ pub mod fleet;
 pub mod inject;
 pub mod migrate;
 pub mod model;
+pub mod operator;
 pub mod preflight;
 pub mod publish;
 pub mod render;

@@ -11,6 +11,7 @@ mod files;
 mod keys;
 pub mod names;
 mod parse;
+mod plane;
 mod raw;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use serde_json::{Map, Value, json};
 use sidekey_core::config::Problems;
 
 pub(crate) use parse::is_label as is_name;
+pub use plane::{ControlPlane, EtcdAccess, EtcdTls, Injection};
 pub use sidekey_core::config::KeyNumber;
 
 /// The group and version of [`SecretEncryption`].
@@ -30,6 +32,8 @@ pub const API_VERSION: &str = "sidekey.dev/v1alpha1";
 pub const KIND: &str = "SecretEncryption";
 /// The type of a key whose plugin somebody else runs.
 pub const EXTERNAL: &str = "external";
+/// What is encrypted where nothing is said.
+const DEFAULT_RESOURCES: [&str; 2] = ["secrets", "configmaps"];
 
 /// How one control plane is encrypted.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,17 +81,20 @@ pub struct Spec {
     pub ciphers: Vec<Cipher>,
     /// What new data is written with.
     pub write: Writer,
+    /// How long a key_id that has moved at the vendor must stay before what is stored follows.
+    pub convergence: String,
+    /// When the operator asks the vendor for a new version of the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto_rotation: Option<AutoRotation>,
     /// The keys of KMSs; exactly one writes.
     pub keys: Vec<Key>,
 }
 
-/// The kube-apiserver of a control plane.
+/// A schedule of new key versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ControlPlane {
-    /// Labels of its pods in the namespace.
-    pub selector: BTreeMap<String, String>,
-    /// Its container in them.
-    pub container: String,
+pub struct AutoRotation {
+    /// So long after the last one.
+    pub every: String,
 }
 
 /// Resources under a provider name of their own.
@@ -234,6 +241,29 @@ pub struct ObjectKey {
     pub key: String,
 }
 
+impl Default for Spec {
+    /// Nothing is encrypted.
+    fn default() -> Self {
+        Self {
+            control_plane: ControlPlane::default(),
+            resources: DEFAULT_RESOURCES.map(str::to_owned).to_vec(),
+            stanzas: Vec::new(),
+            timeout: "5s".to_owned(),
+            placement: Placement::default(),
+            images: BTreeMap::new(),
+            shim: Map::new(),
+            shim_files: Vec::new(),
+            legacy_key: None,
+            adopt: Vec::new(),
+            ciphers: Vec::new(),
+            write: Writer::Identity,
+            convergence: "5m".to_owned(),
+            auto_rotation: None,
+            keys: Vec::new(),
+        }
+    }
+}
+
 impl SecretEncryption {
     /// Reads YAML or JSON; `Err` lists every mistake in it.
     pub fn parse(text: &str) -> Result<Self, Problems> {
@@ -285,9 +315,10 @@ impl SecretEncryption {
         sources
     }
 
-    /// The image of a sidecar: `shim`, `proxy` or a vendor.
+    /// The image of a sidecar (`shim`, `proxy` or a vendor), or of the command (`sidekey`).
     pub fn image(&self, name: &str) -> String {
-        let default = || format!("localhost/sidekey-{name}:{}", crate::VERSION);
+        let prefix = if name == "sidekey" { "" } else { "sidekey-" };
+        let default = || format!("localhost/{prefix}{name}:{}", crate::VERSION);
         self.spec.images.get(name).cloned().unwrap_or_else(default)
     }
 }

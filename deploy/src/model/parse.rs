@@ -9,10 +9,11 @@ use sidekey_core::config::{Problems, parse_duration, read};
 
 use super::files::{check_paths, files, source};
 use super::keys::keys;
-use super::raw::{Raw, RawCipher, RawSpec};
+use super::plane::control_plane;
+use super::raw::{Raw, RawAutoRotation, RawCipher, RawSpec};
 use super::{
-    API_VERSION, Adoption, Cipher, ControlPlane, KIND, Key, KeyNumber, SecretEncryption, Spec,
-    Stanza, Writer, names,
+    API_VERSION, Adoption, AutoRotation, Cipher, DEFAULT_RESOURCES, KIND, Key, KeyNumber,
+    SecretEncryption, Spec, Stanza, Writer, names,
 };
 
 /// What the shim's file holds by itself.
@@ -46,20 +47,15 @@ pub(super) fn parse(document: &Value) -> Result<SecretEncryption, Problems> {
 
 fn read_spec(raw: &RawSpec, problems: &mut Problems) -> Spec {
     let plane = raw.control_plane.as_ref();
-    let selector = plane.and_then(|plane| plane.selector.clone());
-    let default = || BTreeMap::from([("app".to_owned(), "kube-apiserver".to_owned())]);
-    let container = plane.and_then(|plane| plane.container.clone());
+    let plane = problems.within("controlPlane", |problems| control_plane(plane, problems));
     let keys = keys(raw, problems);
     let ciphers = ciphers(raw, problems);
     let (resources, stanzas) = stanzas(raw, problems);
     let spec = Spec {
-        control_plane: ControlPlane {
-            selector: selector.unwrap_or_else(default),
-            container: container.unwrap_or_else(|| "kube-apiserver".to_owned()),
-        },
+        control_plane: plane,
         resources,
         stanzas,
-        timeout: timeout(raw.timeout.as_deref(), problems),
+        timeout: duration("timeout", raw.timeout.as_deref(), "5s", problems),
         placement: raw.placement.unwrap_or_default(),
         images: images(raw, &keys, problems),
         shim: shim(raw, problems),
@@ -70,6 +66,8 @@ fn read_spec(raw: &RawSpec, problems: &mut Problems) -> Spec {
             .and_then(|value| known("legacyKey", value, &keys, problems)),
         adopt: adoptions(raw, &keys, problems),
         write: writer(raw, &keys, &ciphers, problems),
+        convergence: duration("convergence", raw.convergence.as_deref(), "5m", problems),
+        auto_rotation: raw.auto_rotation.as_ref().and_then(|raw| auto_rotation(raw, problems)),
         ciphers,
         keys,
     };
@@ -78,19 +76,27 @@ fn read_spec(raw: &RawSpec, problems: &mut Problems) -> Spec {
     spec
 }
 
-fn timeout(text: Option<&str>, problems: &mut Problems) -> String {
-    let text = text.unwrap_or("5s");
+fn duration(path: &str, text: Option<&str>, default: &str, problems: &mut Problems) -> String {
+    let text = text.unwrap_or(default);
     match parse_duration(text) {
-        Ok(duration) if duration.is_zero() => problems.add("timeout", "must be longer than zero"),
+        Ok(duration) if duration.is_zero() => problems.add(path, "must be longer than zero"),
         Ok(_) => {}
-        Err(error) => problems.add("timeout", &error),
+        Err(error) => problems.add(path, &error),
     }
     text.to_owned()
 }
 
+fn auto_rotation(raw: &RawAutoRotation, problems: &mut Problems) -> Option<AutoRotation> {
+    let every = problems.within("autoRotation", |problems| {
+        let every = problems.require("every", &raw.every)?;
+        Some(duration("every", Some(every), "", problems))
+    })?;
+    Some(AutoRotation { every })
+}
+
 fn stanzas(raw: &RawSpec, problems: &mut Problems) -> (Vec<String>, Vec<Stanza>) {
     let mut seen = BTreeSet::new();
-    let default = vec![Some("secrets".to_owned()), Some("configmaps".to_owned())];
+    let default = DEFAULT_RESOURCES.map(|name| Some(name.to_owned())).to_vec();
     let given = raw.resources.as_ref().unwrap_or(&default);
     let first = resources("resources", given, &mut seen, problems);
     let mut stanzas: Vec<Stanza> = Vec::new();
@@ -145,10 +151,10 @@ fn images(raw: &RawSpec, keys: &[Key], problems: &mut Problems) -> BTreeMap<Stri
     let images = raw.images.clone().unwrap_or_default();
     for (name, image) in &images {
         let path = format!("images.{name}");
-        let known = ["shim", "proxy"].contains(&name.as_str())
+        let known = ["shim", "proxy", "sidekey"].contains(&name.as_str())
             || keys.iter().any(|key| key.vendor == *name);
         if !known {
-            problems.add(&path, "is neither shim, proxy nor the type of a key");
+            problems.add(&path, "is neither shim, proxy, sidekey nor the type of a key");
         }
         if image.trim().is_empty() || image.contains(char::is_whitespace) {
             problems.add(&path, "is no image");

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use sidekey_core::config::fields::text;
 
-use super::{CipherKind, Placement, Role};
+use super::{CipherKind, Injection, Placement, Role};
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -47,7 +47,17 @@ pub(super) struct RawSpec {
     pub(super) adopt: Option<Vec<Option<RawAdoption>>>,
     pub(super) ciphers: Option<Vec<Option<RawCipher>>>,
     pub(super) write: Option<String>,
+    #[serde(deserialize_with = "text")]
+    pub(super) convergence: Option<String>,
+    pub(super) auto_rotation: Option<RawAutoRotation>,
     pub(super) keys: Option<Vec<Option<RawKey>>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RawAutoRotation {
+    #[serde(deserialize_with = "text")]
+    pub(super) every: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -55,6 +65,32 @@ pub(super) struct RawSpec {
 pub(super) struct RawControlPlane {
     pub(super) selector: Option<BTreeMap<String, String>>,
     pub(super) container: Option<String>,
+    pub(super) injection: Option<Injection>,
+    pub(super) port: Option<u16>,
+    pub(super) kubeconfig: Option<RawObjectKey>,
+    pub(super) etcd: Option<RawEtcd>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RawEtcd {
+    pub(super) endpoints: Option<Vec<String>>,
+    pub(super) tls: Option<RawEtcdTls>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RawEtcdTls {
+    pub(super) ca: Option<RawSource>,
+    pub(super) cert: Option<RawSource>,
+    pub(super) key: Option<RawSource>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct RawSource {
+    pub(super) secret: Option<RawObjectKey>,
+    pub(super) config_map: Option<RawObjectKey>,
 }
 
 #[derive(Default, Deserialize)]

@@ -2,7 +2,7 @@
 //! and the plugin that users run themselves and name by its socket.
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use sidekey_core::Endpoint;
 use sidekey_core::config::{Problems, read};
 
@@ -10,7 +10,7 @@ use super::hosted::KnownKey;
 use super::profile::{Profile, key_secret};
 use crate::model::{
     Cipher, CipherKind, ControlPlane, EXTERNAL, FileRef, FileSource, Key, KeyNumber, ObjectKey,
-    Placement, Role, SecretEncryption, Spec, Writer, names,
+    Role, SecretEncryption, Spec, Writer, names,
 };
 
 /// The entry of a ConfigMap with a CA bundle.
@@ -249,19 +249,11 @@ impl ApiServer {
             control_plane: ControlPlane {
                 selector: [("app".to_owned(), component.to_owned())].into(),
                 container: component.trim_start_matches("openshift-").to_owned(),
+                ..ControlPlane::default()
             },
             resources: resources(component),
-            stanzas: Vec::new(),
             timeout: if profile == Profile::Openshift { "10s" } else { "5s" }.to_owned(),
-            placement: Placement::Sidecar,
-            images: Default::default(),
-            shim: Map::new(),
-            shim_files: Vec::new(),
-            legacy_key: None,
-            adopt: Vec::new(),
-            ciphers: Vec::new(),
-            write: Writer::Identity,
-            keys: Vec::new(),
+            ..Spec::default()
         };
         match &self.mode {
             Mode::Identity => {}

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::{ResolvedFiles, hashes};
 use crate::Error;
 use crate::model::{
-    Cipher, CipherKind, ControlPlane, FileRef, FileSource, Key, KeyNumber, ObjectKey, Placement,
-    Role, SecretEncryption, Spec, Writer, names,
+    Cipher, CipherKind, FileRef, FileSource, Key, KeyNumber, ObjectKey, Role, SecretEncryption,
+    Spec, Writer, names,
 };
 
 pub use read::parse;
@@ -222,25 +222,8 @@ impl Hosted {
         }
         let kms = !keys.is_empty();
         let all = KMS_RESOURCES.iter().take(if kms { KMS_RESOURCES.len() } else { 1 });
-        let app = ("app".to_owned(), "kube-apiserver".to_owned());
-        let spec = Spec {
-            control_plane: ControlPlane {
-                selector: [app].into(),
-                container: "kube-apiserver".to_owned(),
-            },
-            resources: all.map(|name| (*name).to_owned()).collect(),
-            stanzas: Vec::new(),
-            timeout: "5s".to_owned(),
-            placement: Placement::Sidecar,
-            images: Default::default(),
-            shim: Default::default(),
-            shim_files: Vec::new(),
-            legacy_key: None,
-            adopt: Vec::new(),
-            ciphers,
-            write,
-            keys,
-        };
+        let resources = all.map(|name| (*name).to_owned()).collect();
+        let spec = Spec { resources, ciphers, write, keys, ..Spec::default() };
         let namespace = self.control_plane_namespace();
         Ok(SecretEncryption { name: self.name.clone(), namespace, spec })
     }

@@ -1,0 +1,5 @@
+//! The operator: see [`sidekey::operator`].
+
+fn main() -> std::process::ExitCode {
+    std::process::ExitCode::SUCCESS
+}

@@ -1,0 +1,1 @@
+//! What every pass of a reconciler needs.

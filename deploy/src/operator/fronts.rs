@@ -1,0 +1,1 @@
+//! The front ends: translate what others own into a SecretEncryption.

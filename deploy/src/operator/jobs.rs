@@ -1,0 +1,1 @@
+//! Jobs in a control plane's namespace: preflight, migration, census.

@@ -1,0 +1,1 @@
+//! Certificates: one authority for each control plane, and one for the webhook.

@@ -1,0 +1,1 @@
+//! Providers in a Deployment of their own, behind the socket proxy.

@@ -1,14 +1,18 @@
 //! Replicas that are pods, found and reached through the API of the cluster they run in.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use kube::api::ListParams;
 use kube::{Api, Client};
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::DuplexStream;
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::Credentials;
@@ -34,6 +38,15 @@ pub struct Pods {
     container: String,
     port: u16,
     tls: Option<Credentials>,
+    direct: Option<Direct>,
+}
+
+/// How shims are asked on their pods' own addresses.
+#[derive(Clone)]
+struct Direct {
+    tls: Arc<ClientConfig>,
+    /// The name in their certificates, the same in all of them.
+    server: String,
 }
 
 /// One pod.
@@ -58,7 +71,7 @@ impl Pods {
         container: impl Into<String>,
     ) -> Self {
         let (namespace, container) = (namespace.into(), container.into());
-        Self { client, namespace, labels, container, port: SHIM_PORT, tls: None }
+        Self { client, namespace, labels, container, port: SHIM_PORT, tls: None, direct: None }
     }
 
     /// The shims listen on another port.
@@ -72,6 +85,15 @@ impl Pods {
     #[must_use]
     pub fn tls(mut self, credentials: Credentials) -> Self {
         self.tls = Some(credentials);
+        self
+    }
+
+    /// The shims are asked on their pods' addresses themselves, at the port of their `adminTls`.
+    /// Their certificate carries `server_name`: nobody knows a pod's address beforehand.
+    #[must_use]
+    pub fn direct(mut self, tls: Arc<ClientConfig>, server_name: &str, port: u16) -> Self {
+        self.direct = Some(Direct { tls, server: server_name.to_owned() });
+        self.port = port;
         self
     }
 
@@ -110,6 +132,9 @@ impl Pods {
     pub(super) async fn ask(&self, replica: &Replica) -> Result<Reply, Error> {
         if let Some(trouble) = &replica.trouble {
             return Err(Error::failed(trouble.clone()));
+        }
+        if let Some(direct) = &self.direct {
+            return direct.ask(replica, self.port).await;
         }
         let (stream, failure) = self.forward(&replica.name, self.port).await?;
         let answer = match &self.tls {
@@ -154,6 +179,23 @@ impl Pods {
     fn covers(&self, template: &PodTemplateSpec) -> bool {
         let labels = template.metadata.as_ref().and_then(|metadata| metadata.labels.as_ref());
         labels.is_some_and(|labels| self.labels.iter().all(|(k, v)| labels.get(k) == Some(v)))
+    }
+}
+
+impl Direct {
+    async fn ask(&self, replica: &Replica, port: u16) -> Result<Reply, Error> {
+        let ip: Option<IpAddr> = replica.ip.as_ref().and_then(|ip| ip.parse().ok());
+        let ip = ip.ok_or_else(|| Error::failed("the pod has no address yet"))?;
+        let server = ServerName::try_from(self.server.clone()).map_err(|error| {
+            Error::failed(format!("{:?} is no name of a server", self.server)).because(error)
+        })?;
+        let stream = TcpStream::connect((ip, port)).await.map_err(|error| {
+            Error::failed(format!("cannot connect to the shim at port {port}")).because(error)
+        })?;
+        let stream = TlsConnector::from(self.tls.clone()).connect(server, stream).await;
+        let stream =
+            stream.map_err(|error| Error::failed("no TLS with the shim").because(error))?;
+        get(stream, &self.server, "/status").await
     }
 }
 

@@ -7,7 +7,7 @@ mod certificates;
 mod disk;
 mod documents;
 mod encryption;
-mod leaf;
+pub(crate) mod leaf;
 mod manifest;
 mod reach;
 mod replicas;

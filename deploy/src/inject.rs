@@ -27,6 +27,8 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use serde_json::json;
+
 use crate::{Error, VERSION};
 pub use input::{Described, described, sidecars};
 pub use profiles::{AwsKms, AzureAccess, AzureKms, HostedKms, IbmKms, Sidecars, VaultPlugin};
@@ -95,6 +97,28 @@ pub fn uninject(text: &str) -> Result<Injected, Error> {
     let draft = read(text)?;
     let targets = pods::all(&draft);
     change_all(draft, targets, strip::strip)
+}
+
+/// A short hash of what is put in: sidecars, images, volumes and flags. Two pods of one form are
+/// alike in all that comes from here, whatever else is in them.
+pub fn form(wanted: &Wanted) -> String {
+    let add::Addition { init_containers, containers, volumes, mounts, flags, .. } =
+        wanted.sidecars.addition(wanted, &add::Facts::default());
+    let all = json!({
+        "container": wanted.container, "initContainers": init_containers, "containers": containers,
+        "volumes": volumes, "mounts": mounts, "flags": flags,
+    });
+    let mut hash = sidekey_core::hex(&sidekey_core::sha256(all.to_string().as_bytes()));
+    hash.truncate(16);
+    hash
+}
+
+/// The [`form`] that a pod with these annotations has; empty if it is not said, none if nothing
+/// was put in.
+pub fn form_of(annotations: &BTreeMap<String, String>) -> Option<String> {
+    let text = annotations.get(record::ANNOTATION)?;
+    let record: Option<record::Record> = serde_json::from_str(text).ok();
+    Some(record.map(|record| record.form).unwrap_or_default())
 }
 
 /// Changes one object after the other; all mistakes are told at once.

@@ -14,15 +14,15 @@ const MAX_NAMES: usize = 64;
 
 /// A certificate, as far as it is of use.
 #[derive(Debug)]
-pub(super) struct Leaf {
+pub(crate) struct Leaf {
     /// Names of its owner: DNS names, URIs and addresses.
-    pub(super) names: Vec<String>,
-    pub(super) begins: SystemTime,
-    pub(super) expires: SystemTime,
+    pub(crate) names: Vec<String>,
+    pub(crate) begins: SystemTime,
+    pub(crate) expires: SystemTime,
 }
 
 impl Leaf {
-    pub(super) fn parse(certificate: &[u8]) -> Result<Self, der::Error> {
+    pub(crate) fn parse(certificate: &[u8]) -> Result<Self, der::Error> {
         let mut outer = SliceReader::new(certificate)?;
         let mut certificate = enter(outer.decode()?)?;
         let mut body = enter(certificate.decode()?)?;

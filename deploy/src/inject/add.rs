@@ -158,7 +158,7 @@ fn put(
     addition: &Addition,
 ) -> Result<Change, String> {
     let profile = wanted.sidecars.profile();
-    let mut record = Record::new(profile, &wanted.container);
+    let mut record = Record::new(profile, &wanted.container, super::form(wanted));
     let spec = object.spec();
     let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
     let lists = [

@@ -42,6 +42,9 @@ impl fmt::Display for Profile {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Record {
     pub(super) profile: Profile,
+    /// Hash of what was put in, whatever the pod made of it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) form: String,
     /// The container that has the mounts and flags.
     pub(super) container: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -76,9 +79,10 @@ pub(super) struct Flag {
 }
 
 impl Record {
-    pub(super) fn new(profile: Profile, container: &str) -> Self {
+    pub(super) fn new(profile: Profile, container: &str, form: String) -> Self {
         Self {
             profile,
+            form,
             container: container.to_owned(),
             init_containers: Vec::new(),
             containers: Vec::new(),

@@ -21,6 +21,22 @@ pub const SOCKETS: &str = "/var/run/kmsplugin";
 pub const SHIM_SOCKET: &str = "unix:///var/run/kmsplugin/kms.sock";
 /// The shim's admin address, reached through kubelet.
 pub const SHIM_ADMIN: &str = "127.0.0.1:8093";
+/// Where the operator reaches the shims, on their pods' addresses, with mutual TLS.
+pub const SHIM_ADMIN_TLS_PORT: u16 = 8094;
+/// The CA of a control plane: its certificates and its key, for the operator alone.
+pub const CA_SECRET: &str = "sidekey-ca";
+/// The shims' certificate.
+pub const SHIM_TLS_SECRET: &str = "sidekey-shim-tls";
+/// The name in it.
+pub const SHIM_NAME: &str = "shim.sidekey";
+/// The Deployment and the Service of providers that have pods of their own.
+pub const PROVIDERS: &str = "sidekey-providers";
+/// The socket proxies' certificate.
+pub const PROXY_TLS_SECRET: &str = "sidekey-proxy-tls";
+/// The name in it.
+pub const PROXY_NAME: &str = "proxy.sidekey";
+/// The name in the operator's certificate.
+pub const OPERATOR_NAME: &str = "operator.sidekey";
 /// The provider name of the first stanza.
 pub const PROVIDER_NAME: &str = "sidekey";
 /// Who writes our objects.

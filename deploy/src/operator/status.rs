@@ -3,6 +3,7 @@
 //! It changes only when something has happened: no times of checks, so that a healthy control plane
 //! costs no write.
 
+use kube::api::DynamicObject;
 use serde::{Deserialize, Serialize};
 
 use crate::rotate::{Past, Stage, Turn};
@@ -168,4 +169,15 @@ pub struct Moved {
     pub key_id_hash: String,
     /// Since when every replica has announced it.
     pub since: String,
+}
+
+impl Status {
+    /// What the object says; nothing where it says nothing that can be read.
+    pub fn of(object: &DynamicObject) -> Self {
+        object
+            .data
+            .get("status")
+            .and_then(|status| Self::deserialize(status).ok())
+            .unwrap_or_default()
+    }
 }

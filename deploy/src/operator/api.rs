@@ -35,3 +35,6 @@ fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiResource
 pub fn encryptions(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &secret_encryption())
 }
+
+#[cfg(test)]
+mod tests;

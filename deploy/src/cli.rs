@@ -17,6 +17,7 @@ mod rotate;
 mod source;
 mod status;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -40,6 +41,9 @@ struct Sidekey {
     /// How to answer
     #[arg(short, long, global = true, value_enum, default_value_t)]
     output: Output,
+    /// Write the answer, or why there is none, to this file too: JSON of at most 4 KiB
+    #[arg(long, global = true, value_name = "FILE")]
+    result_file: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -66,8 +70,8 @@ pub fn main() -> ExitCode {
         Err(error) => Err(error),
     };
     let exit = match line {
-        Ok(Sidekey { output, command }) => {
-            let console = Console::new(output);
+        Ok(Sidekey { output, result_file, command }) => {
+            let console = Console::new(output).result_file(result_file.as_deref());
             run(command, &console).unwrap_or_else(|error| console.fail(&error))
         }
         Err(error) => {
@@ -105,6 +109,12 @@ fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error>
 /// The whole command line, for completion and for tests.
 fn command() -> clap::Command {
     Sidekey::command()
+}
+
+/// Whether the command takes this line; for those that make one.
+#[cfg(test)]
+pub(crate) fn check(line: impl Iterator<Item = String>) -> Result<(), clap::Error> {
+    Sidekey::try_parse_from(line).map(drop)
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ impl Progress {
         };
         let bar = ProgressBar::with_draw_target(total, target).with_message(what.clone());
         let now = Instant::now();
-        let progress = Self { what, console: *console, bar, started: now, said: now };
+        let progress = Self { what, console: console.clone(), bar, started: now, said: now };
         progress.choose_style();
         progress
     }

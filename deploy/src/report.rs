@@ -1,11 +1,15 @@
 //! How commands answer: tables for people, JSON and YAML for programs.
 
+mod brief;
+
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
+use std::path::Path;
+use std::sync::Arc;
 
 use clap::ValueEnum;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{Error, Exit};
 
@@ -25,11 +29,13 @@ pub enum Output {
 ///
 /// Answers go to stdout, everything else (progress, warnings, errors) to stderr, so that an
 /// answer can be piped.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Console {
     output: Output,
     colour: bool,
     live: bool,
+    /// Where the answer goes too, in short.
+    result: Option<Arc<Path>>,
 }
 
 /// An answer: its fields are what programs read, [`text`](Report::text) is what people read.
@@ -49,7 +55,14 @@ impl Console {
     pub fn new(output: Output) -> Self {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let colour = std::io::stdout().is_terminal() && !plain && output == Output::Table;
-        Self { output, colour, live: std::io::stderr().is_terminal() }
+        Self { output, colour, live: std::io::stderr().is_terminal(), result: None }
+    }
+
+    /// Answers and failures also go into this file, as JSON that fits a termination message.
+    #[must_use]
+    pub fn result_file(mut self, path: Option<&Path>) -> Self {
+        self.result = path.map(Arc::from);
+        self
     }
 
     /// The form that was asked for.
@@ -71,7 +84,10 @@ impl Console {
             Output::Yaml => yaml(report)?,
         };
         let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
-        Ok(())
+        let Some(path) = &self.result else { return Ok(()) };
+        let document = serde_json::to_value(report)
+            .map_err(|error| Error::failed("cannot write JSON").because(error))?;
+        keep(path, document)
     }
 
     /// A line beside the answer.
@@ -86,8 +102,13 @@ impl Console {
 
     /// Prints a failure where and how it is expected, and gives the exit code.
     pub fn fail(&self, error: &Error) -> Exit {
+        let json = json!({"error": error.report(), "hint": error.advice()});
+        if let Some(path) = &self.result
+            && let Err(error) = keep(path, json.clone())
+        {
+            self.note(&format!("error: {}", error.report()));
+        }
         if self.output == Output::Json {
-            let json = json!({"error": error.report(), "hint": error.advice()});
             let _ = writeln!(std::io::stdout(), "{json:#}");
         } else {
             self.note(&format!("error: {}", error.report()));
@@ -154,6 +175,12 @@ impl Table {
         text.pop();
         text
     }
+}
+
+/// Written in place: a container's termination message is a file that others have opened.
+fn keep(path: &Path, document: Value) -> Result<(), Error> {
+    std::fs::write(path, brief::fit(document))
+        .map_err(|error| Error::failed(format!("cannot write {}", path.display())).because(error))
 }
 
 /// How wide a cell is on the screen: colours take no room.

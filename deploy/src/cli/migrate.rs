@@ -1,23 +1,22 @@
 //! `sidekey migrate`: brings every stored object under the write key.
 
+mod report;
+
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{ArgGroup, ValueEnum};
+use http::Uri;
 use kube::{Client, Config};
-use serde::Serialize;
 use sidekey_core::config::parse_duration;
 
 use crate::cluster::Access;
 use crate::migrate::{
-    self, Observer, Options, Outcome, Pattern, Plan, Resource, ResourceOutcome, Run, Selection,
-    State, Stop, gate,
+    self, Observer, Options, Pattern, Plan, Resource, Run, Selection, Stop, gate,
 };
-use crate::{Console, Error, Exit, Progress, Report, Table};
-
-/// Failures that are shown to people; programs get all that are kept.
-const SHOWN_FAILURES: usize = 20;
+use crate::{Console, Error, Exit, Progress};
+use report::{Answer, Awaited};
 
 /// Rewrite every stored object of the encrypted resources, so that it is under the write key
 ///
@@ -32,6 +31,8 @@ const SHOWN_FAILURES: usize = 20;
   sidekey migrate -f cluster-a.yaml --require-key-id-hash sha256:df5d88…
   sidekey migrate --resources secrets,configmaps,widgets.example.com --dry-run
   sidekey migrate --resources '*.*' --rate 200 -o json
+  sidekey migrate --resources secrets --server https://10.0.0.4:6443 --server https://10.0.0.5:6443 \\
+      --require-key-id-hash sha256:df5d88… --await-only
 
 Exit codes: 0 everything is under the write key, 1 something is not, or it was stopped,
 64 bad usage or configuration."
@@ -48,12 +49,11 @@ pub(super) struct Args {
     /// The resources, as in EncryptionConfiguration: secrets, widgets.example.com, *.apps, *., *.*
     #[arg(long, value_name = "RESOURCE", value_delimiter = ',')]
     resources: Vec<Pattern>,
-    /// Begin only when kube-apiserver announces this write key (its key_id_hash metric)
-    #[arg(long, value_name = "sha256:HEX", value_parser = key_id_hash)]
-    require_key_id_hash: Option<String>,
-    /// How long to wait for that
-    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_duration)]
-    wait: Duration,
+    /// That the cluster has not all of these is no failure, as it is none for those of a file
+    #[arg(long, requires = "resources")]
+    ignore_missing: bool,
+    #[command(flatten)]
+    begin: BeginArgs,
     /// The write key that this is for, in your own words: another one begins anew [default: what
     /// kube-apiserver announces]
     #[arg(long, value_name = "NAME")]
@@ -78,6 +78,31 @@ pub(super) struct Args {
     via: Via,
 }
 
+/// When to begin.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "When to begin")]
+struct BeginArgs {
+    /// Begin only when kube-apiserver announces this write key (its key_id_hash metric)
+    #[arg(long, value_name = "sha256:HEX", value_parser = hash)]
+    require_key_id_hash: Option<String>,
+    /// Begin only when kube-apiserver has loaded the EncryptionConfiguration of this SHA-256
+    #[arg(long, value_name = "sha256:HEX", value_parser = hash)]
+    require_config_hash: Option<String>,
+    /// KMS provider that must announce the key; may be repeated [default: those of the file]
+    #[arg(long, value_name = "NAME", requires = "require_key_id_hash")]
+    require_provider: Vec<String>,
+    /// Ask this kube-apiserver, and every other that is given so, with the kubeconfig's name and
+    /// credentials [default: the one behind the kubeconfig]
+    #[arg(long, value_name = "https://IP:PORT", value_parser = server)]
+    server: Vec<Uri>,
+    /// How long to wait for that
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_duration)]
+    wait: Duration,
+    /// Wait for that, and write nothing
+    #[arg(long, conflicts_with = "dry_run")]
+    await_only: bool,
+}
+
 /// Who rewrites.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Via {
@@ -92,9 +117,13 @@ pub(super) async fn run(args: &Args, console: &Console) -> Result<Exit, Error> {
     let selection = args.selection()?;
     let config = args.access.config().await?;
     let client = migrate::client(config.clone())?;
-    if let Some(hash) = &args.require_key_id_hash {
+    if let Some(gate) = args.begin.gate(&selection)? {
         let tell = |text: &str| console.note(text);
-        gate::wait(&config, hash, &selection.writers, args.wait, tell).await?;
+        let servers = gate::wait(&config, &gate, args.begin.wait, tell).await?;
+        if args.begin.await_only {
+            console.answer(&Awaited::new(&gate, servers))?;
+            return Ok(Exit::Success);
+        }
     }
     let options = args.options();
     let resolved = migrate::resolve(&client, &selection.patterns, &options).await?;
@@ -120,7 +149,7 @@ pub(super) async fn run(args: &Args, console: &Console) -> Result<Exit, Error> {
     };
     // Who names a resource by hand expects it to be there.
     for skipped in &mut outcome.skipped {
-        skipped.matters |= !args.resources.is_empty() && args.is_named(&skipped.resource);
+        skipped.matters |= !args.ignore_missing && args.is_named(&skipped.resource);
     }
     let complete = outcome.is_complete() || (args.dry_run && outcome.could_begin());
     console.answer(&Answer {
@@ -162,7 +191,7 @@ impl Args {
         client: &Client,
         console: &Console,
     ) -> Result<Option<(PathBuf, Run)>, Error> {
-        let target = match self.target.clone().or_else(|| self.require_key_id_hash.clone()) {
+        let target = match self.target.clone().or_else(|| self.begin.require_key_id_hash.clone()) {
             Some(target) => Some(target),
             None => gate::announced(config).await.ok().and_then(|announced| announced.digest()),
         };
@@ -186,17 +215,45 @@ impl Args {
     }
 }
 
+impl BeginArgs {
+    fn gate(&self, selection: &Selection) -> Result<Option<gate::Gate>, Error> {
+        let gate = gate::Gate {
+            key_id_hash: self.require_key_id_hash.clone(),
+            config_hash: self.require_config_hash.clone(),
+            writers: match self.require_provider.as_slice() {
+                [] => selection.writers.clone(),
+                given => given.to_vec(),
+            },
+            servers: self.server.clone(),
+        };
+        if gate.key_id_hash.is_some() || gate.config_hash.is_some() {
+            return Ok(Some(gate));
+        }
+        if self.await_only || !self.server.is_empty() {
+            return Err(Error::usage("--await-only and --server need something to wait for")
+                .hint("give --require-key-id-hash, --require-config-hash, or both"));
+        }
+        Ok(None)
+    }
+}
+
 fn read(path: &Path) -> Result<String, Error> {
     std::fs::read_to_string(path)
         .map_err(|error| Error::usage(format!("cannot read {}", path.display())).because(error))
 }
 
-fn key_id_hash(text: &str) -> Result<String, String> {
+fn hash(text: &str) -> Result<String, String> {
     let hex = text.strip_prefix("sha256:").unwrap_or_default();
     match hex.len() == 64 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
         true => Ok(text.to_owned()),
         false => Err("it is sha256: and 64 hexadecimal digits, as kube-apiserver's metrics and `sidekey status` show it".into()),
     }
+}
+
+fn server(text: &str) -> Result<Uri, String> {
+    let url: Uri = text.parse().map_err(|error| format!("it is no URL: {error}"))?;
+    let sound = url.scheme_str() == Some("https") && url.path() == "/" && url.query().is_none();
+    if sound { Ok(url) } else { Err("it is https://IP:PORT, and nothing after it".into()) }
 }
 
 /// The first Ctrl-C ends the run in good order, the second at once.
@@ -239,7 +296,7 @@ pub(super) struct Shown {
 
 impl Shown {
     pub(super) fn new(console: &Console) -> Self {
-        Self { console: *console, progress: None, before: 0 }
+        Self { console: console.clone(), progress: None, before: 0 }
     }
 
     fn finish(self) {
@@ -274,119 +331,4 @@ impl Observer for Shown {
             None => self.console.note(text),
         }
     }
-}
-
-/// The outcome, and how it is to be told.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Answer {
-    complete: bool,
-    dry_run: bool,
-    #[serde(skip)]
-    via_svm: bool,
-    #[serde(flatten)]
-    outcome: Outcome,
-}
-
-impl Report for Answer {
-    fn text(&self, console: &Console) -> String {
-        let mut parts = vec![self.table(console)];
-        parts.extend(self.outcome.resources.iter().filter_map(|done| failures(done, console)));
-        for skipped in &self.outcome.skipped {
-            parts.push(format!("{}: {}", skipped.resource, skipped.reason));
-        }
-        parts.push(self.verdict(console));
-        parts.join("\n")
-    }
-}
-
-impl Answer {
-    fn table(&self, console: &Console) -> String {
-        if self.dry_run || self.via_svm {
-            let mut table = Table::new(["resource", "objects", "state"]);
-            for done in &self.outcome.resources {
-                table.row([
-                    done.resource.clone(),
-                    done.counts.objects.to_string(),
-                    state(done, console),
-                ]);
-            }
-            return table.render();
-        }
-        let mut table = Table::new([
-            "resource",
-            "objects",
-            "rewritten",
-            "already fine",
-            "deleted meanwhile",
-            "failed",
-            "state",
-        ]);
-        for done in &self.outcome.resources {
-            let counts = &done.counts;
-            let numbers =
-                [counts.objects, counts.rewritten, counts.unchanged, counts.deleted, counts.failed];
-            let [objects, rewritten, unchanged, deleted, failed] = numbers.map(|n| n.to_string());
-            let resource = done.resource.clone();
-            table.row([
-                resource,
-                objects,
-                rewritten,
-                unchanged,
-                deleted,
-                failed,
-                state(done, console),
-            ]);
-        }
-        table.render()
-    }
-
-    fn verdict(&self, console: &Console) -> String {
-        let objects: u64 = self.outcome.resources.iter().map(|done| done.counts.objects).sum();
-        let checkpoint = self.outcome.checkpoint.as_ref();
-        let again = checkpoint.map_or_else(String::new, |path| {
-            format!("; run it again to go on from {}", path.display())
-        });
-        if self.dry_run {
-            return format!("{objects} objects would be looked at; nothing was written");
-        }
-        if self.complete {
-            let seconds = Duration::from_secs_f64(self.outcome.seconds.round());
-            let time = humantime::format_duration(seconds);
-            return console
-                .good(&format!("all {objects} objects are under the write key, after {time}"));
-        }
-        let what = if self.outcome.interrupted {
-            "stopped before the end"
-        } else {
-            "not everything is under the write key"
-        };
-        console.bad(&format!("{what}{again}"))
-    }
-}
-
-fn state(done: &ResourceOutcome, console: &Console) -> String {
-    match done.state {
-        _ if done.reason.is_some() => console.bad("failed"),
-        State::Done if done.counts.failed > 0 => console.bad("failed"),
-        State::Done => console.good("done"),
-        State::Partial => console.bad("stopped"),
-        State::Pending => console.bad("not begun"),
-        State::Counted => "counted".to_owned(),
-    }
-}
-
-fn failures(done: &ResourceOutcome, _console: &Console) -> Option<String> {
-    let mut lines = Vec::new();
-    if let Some(reason) = &done.reason {
-        lines.push(format!("{}: {reason}", done.resource));
-    }
-    for failure in done.failures.iter().take(SHOWN_FAILURES) {
-        lines.push(format!("{} {}: {}", done.resource, failure.object, failure.reason));
-    }
-    let more = done.counts.failed.saturating_sub(SHOWN_FAILURES as u64);
-    if more > 0 {
-        lines.push(format!("{}: {more} more have failed; -o json names them", done.resource));
-    }
-    (!lines.is_empty()).then(|| lines.join("\n"))
 }

@@ -1,22 +1,35 @@
-//! Which write key the kube-apiserver on the other end knows of.
+//! Which write key, and which EncryptionConfiguration, kube-apiservers know of.
 //!
 //! Rewriting before that would bring objects under the old key once more. One answer speaks for
-//! one kube-apiserver; that all of them follow is for `rotate` to see to.
+//! one kube-apiserver: where there are several, each is named and asked for itself.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aws_lc_rs::digest;
-use http::Request;
+use http::{Request, Uri};
 use kube::{Client, Config};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use crate::fleet::{Fleet, ServerStatus};
+use crate::fleet::{Fleet, ServerReport, ServerStatus};
 use crate::{Error, cluster};
 
 /// Between two looks. Each makes kube-apiserver ask for Status, if the last time was 20 s ago.
 const POLL: Duration = Duration::from_secs(2);
+
+/// What must be so before anything is rewritten.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gate {
+    /// This write key is announced.
+    pub key_id_hash: Option<String>,
+    /// The EncryptionConfiguration in use has this SHA-256.
+    pub config_hash: Option<String>,
+    /// The KMS providers that must announce the key; with none given, some provider must.
+    pub writers: Vec<String>,
+    /// Every kube-apiserver by itself; with none given, the one behind the kubeconfig.
+    pub servers: Vec<Uri>,
+}
 
 /// The newest hash of a key_id that each provider has announced, by the provider's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,32 +74,40 @@ pub async fn announced(config: &Config) -> Result<Announced, Error> {
     ask(config).await.map(|status| Announced::of(&status))
 }
 
-/// Waits until kube-apiserver announces the write key, and has a data key under it.
+/// Waits until every kube-apiserver is so; gives whom it asked.
+///
+/// One that cannot be asked is waited for, too, if it was named: whether it writes under the old
+/// key is not known.
 pub async fn wait(
     config: &Config,
-    hash: &str,
-    writers: &[String],
+    gate: &Gate,
     patience: Duration,
     mut tell: impl FnMut(&str),
-) -> Result<(), Error> {
+) -> Result<Vec<String>, Error> {
     let begun = Instant::now();
-    let mut told = false;
+    let fleet = gate.fleet(config);
+    let mut told = String::new();
     loop {
-        let status = ask(config).await?;
-        let sick = status.kms_healthy == Some(false);
-        // The metric moves a moment before the data key is made, and the check waits for that.
-        let sick = sick.then(|| "its check of the KMS providers fails".to_owned());
-        let lacks = Announced::of(&status).lacks(hash, writers);
-        let Some(reason) = lacks.or(sick) else { return Ok(()) };
+        let reports = fleet.observe().await?.servers;
+        if let Some(error) = reports.iter().find_map(|report| report.error.clone())
+            && gate.servers.is_empty()
+        {
+            return Err(unasked(error));
+        }
+        let missing: Vec<String> = reports.iter().filter_map(|one| gate.missing(one)).collect();
+        if missing.is_empty() {
+            return Ok(reports.into_iter().map(|report| report.name).collect());
+        }
+        let reason = missing.join("; ");
         if begun.elapsed() >= patience {
-            let what = format!("kube-apiserver does not write under the key {hash} yet: {reason}");
+            let what = format!("{} yet: {reason}", gate.unmet());
             let hint =
                 "is it promoted on every replica? `sidekey status` shows it; --wait waits longer";
             return Err(Error::failed(what).hint(hint));
         }
-        if !told {
-            told = true;
-            tell(&format!("waiting for kube-apiserver to write under {hash}: {reason}"));
+        if told != reason {
+            tell(&format!("waiting: {} yet: {reason}", gate.unmet()));
+            told = reason;
         }
         sleep(POLL).await;
     }
@@ -96,12 +117,60 @@ async fn ask(config: &Config) -> Result<ServerStatus, Error> {
     let url = config.cluster_url.clone();
     let seen = Fleet::new().server(config.clone(), url).observe().await?;
     let report = seen.servers.into_iter().next();
-    let failed =
-        |why: String| Error::failed("cannot ask kube-apiserver for its write key").because(why);
     match report.map(|report| (report.status, report.error)) {
         Some((Some(status), _)) => Ok(status),
-        Some((None, Some(why))) => Err(failed(why)),
-        _ => Err(failed("it said nothing".into())),
+        Some((None, Some(why))) => Err(unasked(why)),
+        _ => Err(unasked("it said nothing".into())),
+    }
+}
+
+fn unasked(why: String) -> Error {
+    Error::failed("cannot ask kube-apiserver for its write key").because(why)
+}
+
+impl Gate {
+    /// Each at its own address, under the name that the kubeconfig's server has: that is the one
+    /// in its certificate.
+    fn fleet(&self, config: &Config) -> Fleet {
+        if self.servers.is_empty() {
+            return Fleet::new().server(config.clone(), config.cluster_url.clone());
+        }
+        let mut own = config.clone();
+        let host = config.cluster_url.host();
+        let host = host.map(|host| host.trim_matches(['[', ']']).to_owned());
+        own.tls_server_name = own.tls_server_name.or(host);
+        // An address in the control plane's network is not behind the proxy to the cluster.
+        own.proxy_url = None;
+        let add = |fleet: Fleet, url: &Uri| fleet.server(own.clone(), url.clone());
+        self.servers.iter().fold(Fleet::new(), add)
+    }
+
+    /// What one kube-apiserver lacks.
+    fn missing(&self, report: &ServerReport) -> Option<String> {
+        let Some(status) = &report.status else {
+            let why = report.error.as_deref().unwrap_or("it said nothing");
+            return Some(format!("{} cannot be asked: {why}", report.name));
+        };
+        let key = self.key_id_hash.as_ref();
+        let key = key.and_then(|hash| Announced::of(status).lacks(hash, &self.writers));
+        let config =
+            self.config_hash.as_ref().filter(|hash| status.config_hash.as_ref() != Some(hash));
+        let config = config.map(|_| match &status.config_hash {
+            Some(now) => format!("its EncryptionConfiguration is {now}"),
+            None => "it does not reload its EncryptionConfiguration".to_owned(),
+        });
+        // The metric moves a moment before the data key is made, and the check waits for that.
+        let sick = status.kms_healthy == Some(false);
+        let sick = sick.then(|| "its check of the KMS providers fails".to_owned());
+        let why = config.or(key).or(sick)?;
+        Some(format!("{}: {why}", report.name))
+    }
+
+    fn unmet(&self) -> String {
+        let key = self.key_id_hash.as_ref().map(|hash| format!("write under the key {hash}"));
+        let config = self.config_hash.as_ref().map(|hash| format!("use the configuration {hash}"));
+        let both: Vec<String> = key.into_iter().chain(config).collect();
+        format!("kube-apiserver does not {}", both.join(" and "))
     }
 }
 
@@ -153,6 +222,31 @@ mod tests {
         assert_eq!(now.lacks("sha256:2", &[]), None, "somebody does");
         assert!(now.lacks("sha256:9", &[]).is_some());
         assert!(said(&[]).lacks("sha256:9", &[]).is_some());
+    }
+
+    fn report(config: Option<&str>, healthy: Option<bool>) -> ServerReport {
+        let status = ServerStatus {
+            config_hash: config.map(str::to_owned),
+            kms_healthy: healthy,
+            ..ServerStatus::default()
+        };
+        let (status, error) = (Some(status), None);
+        ServerReport { name: "a".into(), ending: false, status, error }
+    }
+
+    #[test]
+    fn the_configuration_must_be_the_wanted_one_and_its_providers_well() {
+        let gate = Gate { config_hash: Some("sha256:2".into()), ..Gate::default() };
+        let missing = |config, healthy| gate.missing(&report(config, healthy));
+        assert_eq!(missing(Some("sha256:2"), None), None);
+        assert_eq!(missing(Some("sha256:2"), Some(true)), None);
+        assert!(missing(Some("sha256:2"), Some(false)).unwrap().contains("KMS providers"));
+        let stale = missing(Some("sha256:1"), None).unwrap();
+        assert_eq!(stale, "a: its EncryptionConfiguration is sha256:1");
+        assert!(missing(None, Some(true)).unwrap().contains("does not reload"));
+        let mut away = report(Some("sha256:2"), None);
+        (away.status, away.error) = (None, Some("refused".into()));
+        assert_eq!(gate.missing(&away).unwrap(), "a cannot be asked: refused");
     }
 
     #[test]

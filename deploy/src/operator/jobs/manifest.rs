@@ -1,0 +1,321 @@
+//! The Jobs, as they are sent to the API server.
+//!
+//! Their pods have no account, no right, no user of root's and no file system to write to. They name
+//! no user: images have their own, and OpenShift gives each namespace another one.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use sidekey_core::config::document;
+use sidekey_core::{Secret, hex, sha256};
+
+use super::{CensusTask, GateTask, LABEL_JOB, MigrateTask, PreflightTask, Task};
+use crate::Error;
+use crate::census::Subject;
+use crate::migrate::Selection;
+use crate::model::{FileSource, ObjectKey, Role, SecretEncryption, Writer, names};
+use crate::render::{PartName, Phase, manifest, render};
+
+/// The container that answers.
+pub(super) const CONTAINER: &str = "sidekey";
+/// The provider under trial.
+pub(super) const PROVIDER: &str = "provider";
+/// Where the answer goes: kubelet makes the file, also where all else is read-only.
+const ANSWER: &str = "/dev/termination-log";
+/// Where the pod keeps what a container that is started again goes on from.
+const STATE: &str = "/var/lib/sidekey";
+const KUBECONFIG: &str = "/etc/sidekey-kubeconfig";
+const ETCD: &str = "/etc/sidekey-etcd";
+const CANARY_FILE: &str = "canary.json";
+/// A finished Job is kept so long, for people who look for its log.
+const KEPT_SECONDS: u32 = 3600;
+/// Longer than the trial and than images take to come.
+const PREFLIGHT_SECONDS: u32 = 600;
+
+/// What is sent.
+pub(super) struct Plan {
+    /// The Job's name, and its Secret's.
+    pub(super) name: String,
+    /// SHA-256 of all of it.
+    pub(super) hash: String,
+    pub(super) job: Value,
+    pub(super) secret: Option<Value>,
+}
+
+/// What tells one pod from another.
+struct Work {
+    args: Vec<String>,
+    volumes: Vec<Value>,
+    mounts: Vec<Value>,
+    /// What runs beside it.
+    sidecars: Vec<Value>,
+    /// Whether the container is started again in its pod, where it finds what it has kept.
+    resumes: bool,
+    deadline: Option<u64>,
+}
+
+impl Plan {
+    pub(super) fn new(encryption: &SecretEncryption, task: &Task) -> Result<Self, Error> {
+        let name = task.job_name();
+        let (work, files) = match task {
+            Task::Preflight(task) => preflight(encryption, task, &name)?,
+            Task::Gate(gate) => (waiting(encryption, gate)?, None),
+            Task::Migrate(task) => (migrate(encryption, task)?, None),
+            Task::Census(task) => (census(encryption, task)?, None),
+        };
+        let (managed, by) = names::MANAGED_BY;
+        let labels = json!({
+            managed: by, names::LABEL_ENCRYPTION: encryption.name, LABEL_JOB: task.label(),
+        });
+        let metadata = json!({
+            "name": name, "namespace": encryption.namespace, "labels": labels,
+        });
+        let secret = files.map(|files| manifest(metadata.clone(), &files, false));
+        let mut job = json!({
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": metadata,
+            "spec": work.job(encryption, &labels),
+        });
+        let whole = json!([job, secret]).to_string();
+        let hash = hex(&sha256(whole.as_bytes()));
+        job["metadata"]["annotations"] = json!({super::ANNOTATION_TASK: hash});
+        Ok(Self { name, hash, job, secret })
+    }
+}
+
+impl Work {
+    fn new<const N: usize>(args: [&str; N]) -> Self {
+        Self {
+            args: args.map(str::to_owned).to_vec(),
+            volumes: Vec::new(),
+            mounts: Vec::new(),
+            sidecars: Vec::new(),
+            resumes: false,
+            deadline: None,
+        }
+    }
+
+    fn arg(&mut self, text: impl Into<String>) {
+        self.args.push(text.into());
+    }
+
+    fn mount(&mut self, name: &str, path: &str, source: (&str, Value)) {
+        let writable = source.0 == "emptyDir";
+        self.volumes.push(json!({"name": name, source.0: source.1}));
+        self.mounts.push(json!({"name": name, "mountPath": path, "readOnly": !writable}));
+    }
+
+    fn job(mut self, encryption: &SecretEncryption, labels: &Value) -> Value {
+        self.arg("--output=json");
+        self.arg(format!("--result-file={ANSWER}"));
+        let mut container = container(CONTAINER, &encryption.image("sidekey"), &self.args);
+        container["volumeMounts"] = self.mounts.into();
+        let mut spec = json!({
+            // Who retries is the operator, which knows why; it looks before this is reached.
+            "backoffLimit": if self.resumes { 20 } else { 0 },
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "restartPolicy": if self.resumes { "OnFailure" } else { "Never" },
+                    "automountServiceAccountToken": false,
+                    "enableServiceLinks": false,
+                    "terminationGracePeriodSeconds": 15,
+                    "securityContext": {
+                        "runAsNonRoot": true,
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                    "initContainers": self.sidecars,
+                    "containers": [container],
+                    "volumes": self.volumes,
+                },
+            },
+        });
+        if let Some(seconds) = self.deadline {
+            spec["activeDeadlineSeconds"] = seconds.into();
+        }
+        spec
+    }
+}
+
+fn container(name: &str, image: &str, args: &[String]) -> Value {
+    json!({
+        "name": name,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": args,
+        "terminationMessagePath": ANSWER,
+        // What ends without an answer has said why in its log.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "runAsNonRoot": true,
+            "readOnlyRootFilesystem": true,
+            "allowPrivilegeEscalation": false,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
+    })
+}
+
+fn migrate(encryption: &SecretEncryption, task: &MigrateTask) -> Result<Work, Error> {
+    let mut work = gate(encryption, &task.gate)?;
+    work.arg(format!("--target={}", task.target));
+    work.arg(format!("--checkpoint={STATE}/checkpoint.json"));
+    work.mount("state", STATE, ("emptyDir", json!({})));
+    work.resumes = true;
+    Ok(work)
+}
+
+fn waiting(encryption: &SecretEncryption, task: &GateTask) -> Result<Work, Error> {
+    let mut work = gate(encryption, task)?;
+    work.arg("--await-only");
+    // Its own time, and that for the image to come.
+    work.deadline = Some(task.wait.as_secs() + u64::from(PREFLIGHT_SECONDS));
+    Ok(work)
+}
+
+fn gate(encryption: &SecretEncryption, task: &GateTask) -> Result<Work, Error> {
+    if task.servers.is_empty() || (task.key_id_hash.is_none() && task.config_hash.is_none()) {
+        return Err(Error::failed("there is no kube-apiserver, or nothing, to wait for"));
+    }
+    let selection = Selection::of(encryption).map_err(|problems| {
+        Error::usage(format!("SecretEncryption {} names bad resources", encryption.name))
+            .because(problems)
+    })?;
+    let resources: Vec<String> = selection.patterns.iter().map(ToString::to_string).collect();
+    let mut work = Work::new(["migrate", "--ignore-missing"]);
+    work.arg(format!("--kubeconfig={KUBECONFIG}/kubeconfig"));
+    work.arg(format!("--resources={}", resources.join(",")));
+    for server in &task.servers {
+        work.arg(format!("--server={server}"));
+    }
+    if let Some(hash) = &task.config_hash {
+        work.arg(format!("--require-config-hash={hash}"));
+    }
+    if let Some(hash) = &task.key_id_hash {
+        work.arg(format!("--require-key-id-hash={hash}"));
+        for name in &selection.writers {
+            work.arg(format!("--require-provider={name}"));
+        }
+    }
+    work.arg(format!("--wait={}s", task.wait.as_secs()));
+    let ObjectKey { name, key } = &encryption.spec.control_plane.kubeconfig;
+    let source = json!({"secretName": name, "items": [{"key": key, "path": "kubeconfig"}]});
+    work.mount("kubeconfig", KUBECONFIG, ("secret", source));
+    Ok(work)
+}
+
+fn census(encryption: &SecretEncryption, task: &CensusTask) -> Result<Work, Error> {
+    let mut work = Work::new(["census", "--wait"]);
+    match &task.subject {
+        Subject::Key(id) => work.arg(format!("--may-drop={id}")),
+        Subject::Name(name) => work.arg(format!("--may-drop-name={name}")),
+    }
+    for name in &task.legacy {
+        work.arg(format!("--legacy-name={name}"));
+    }
+    for name in &task.others {
+        work.arg(format!("--other-name={name}"));
+    }
+    if let Some(apart) = task.apart_for_tests {
+        work.arg(format!("--apart-for-tests={}ms", apart.as_millis()));
+    }
+    work.arg(format!("--state={STATE}/first.json"));
+    work.mount("state", STATE, ("emptyDir", json!({})));
+    let etcd = &encryption.spec.control_plane.etcd;
+    work.arg(format!("--endpoints={}", etcd.endpoints.join(",")));
+    if let Some(tls) = &etcd.tls {
+        let parts = [
+            ("cacert", "ca.crt", &tls.ca),
+            ("cert", "client.crt", &tls.cert),
+            ("key", "client.key", &tls.key),
+        ];
+        let mut sources = Vec::new();
+        for (flag, file, source) in parts {
+            work.arg(format!("--{flag}={ETCD}/{file}"));
+            sources.push(projected(source, file)?);
+        }
+        work.mount("etcd", ETCD, ("projected", json!({"sources": sources})));
+    }
+    work.resumes = true;
+    Ok(work)
+}
+
+fn projected(source: &FileSource, file: &str) -> Result<Value, Error> {
+    let (kind, ObjectKey { name, key }) = match source {
+        FileSource::Secret(object) => ("secret", object),
+        FileSource::ConfigMap(object) => ("configMap", object),
+        FileSource::File(path) => {
+            return Err(Error::usage(format!("pods cannot mount the file {}", path.display()))
+                .hint("put it into a Secret of the control plane's namespace"));
+        }
+    };
+    Ok(json!({kind: {"name": name, "items": [{"key": key, "path": file}]}}))
+}
+
+/// The provider with just the file that it is to get, and the trial beside it.
+fn preflight(
+    encryption: &SecretEncryption,
+    task: &PreflightTask,
+    name: &str,
+) -> Result<(Work, Option<BTreeMap<String, Secret>>), Error> {
+    let key = &task.key;
+    if key.is_external() {
+        return Err(Error::usage(format!("key {} is served by others", key.id))
+            .hint("prove it where its plugin runs: sidekey preflight --socket"));
+    }
+    let mut files = provider_files(encryption, task)?;
+    let mut work = Work::new(["preflight", "--timeout=60s"]);
+    work.arg(format!("--socket={}", key.listen));
+    if key.role == Role::Read {
+        work.arg("--read-only");
+    }
+    if let Some(canary) = &key.canary {
+        files.insert(CANARY_FILE.to_owned(), Secret::new(canary.to_string().into_bytes()));
+        work.arg(format!("--canary={}/{CANARY_FILE}", names::MOUNT));
+        // Of all files only what is no secret.
+        let source =
+            json!({"secretName": name, "items": [{"key": CANARY_FILE, "path": CANARY_FILE}]});
+        work.mount("canary", names::MOUNT, ("secret", source));
+    }
+    work.mount("sockets", names::SOCKETS, ("emptyDir", json!({"medium": "Memory"})));
+    let config = format!("--config={}/{}", names::MOUNT, names::CONFIG_FILE);
+    let mut provider = container(PROVIDER, &encryption.image(&key.vendor), &[config]);
+    provider["restartPolicy"] = "Always".into();
+    provider["volumeMounts"] = json!([
+        {"name": "sockets", "mountPath": names::SOCKETS},
+        {"name": "provider", "mountPath": names::MOUNT, "readOnly": true},
+    ]);
+    work.volumes.push(json!({"name": "provider", "secret": {"secretName": name}}));
+    work.sidecars.push(provider);
+    work.deadline = Some(PREFLIGHT_SECONDS.into());
+    Ok((work, Some(files)))
+}
+
+/// What the provider would mount, if this were its only key.
+fn provider_files(
+    encryption: &SecretEncryption,
+    task: &PreflightTask,
+) -> Result<BTreeMap<String, Secret>, Error> {
+    let mut alone = encryption.clone();
+    let spec = &mut alone.spec;
+    spec.keys = vec![task.key.clone()];
+    spec.keys[0].role = Role::Write;
+    spec.write = Writer::Keys;
+    spec.legacy_key = None;
+    spec.adopt.clear();
+    spec.ciphers.clear();
+    spec.shim_files.clear();
+    let rendered = render(&alone, 1, &task.files, Phase::Settled)?;
+    let part = rendered.part(&PartName::Provider(task.key.vendor.clone()));
+    let mut files = part.map(|part| part.files.clone()).unwrap_or_default();
+    let unreadable = || Error::failed(format!("key {} gives no provider's file", task.key.id));
+    let text = files.get(names::CONFIG_FILE).and_then(Secret::as_text).ok_or_else(unreadable)?;
+    let mut config = document(text).map_err(|problems| unreadable().because(problems))?;
+    // Tried often: whoever waits here wants to know soon.
+    config["probe"] = json!({"interval": "2s"});
+    files.insert(names::CONFIG_FILE.to_owned(), Secret::new(config.to_string().into_bytes()));
+    Ok(files)
+}

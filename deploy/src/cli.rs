@@ -119,13 +119,39 @@ pub(crate) fn check(line: impl Iterator<Item = String>) -> Result<(), clap::Erro
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+
     #[test]
-    fn the_command_line_is_sound_and_every_command_shows_an_example() {
+    fn every_command_shows_an_example_and_its_exit_codes() {
         let command = super::command();
         command.clone().debug_assert();
         for command in command.get_subcommands() {
-            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            assert!(help.contains("Example"), "{} shows no example", command.get_name());
+            let (name, help) = (command.get_name(), command.get_after_help());
+            let help = help.map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example"), "{name} shows no example");
+            assert!(help.contains("Exit codes: 0 "), "{name} tells no exit codes");
+        }
+    }
+
+    #[test]
+    fn the_readme_shows_every_command() {
+        let readme = include_str!("../README.md");
+        for command in super::command().get_subcommands() {
+            let name = command.get_name();
+            assert!(readme.contains(&format!("sidekey {name}")), "{name} is not in the README");
+        }
+    }
+
+    #[test]
+    fn every_shell_completes_every_command_and_its_flags() {
+        for shell in clap_complete::Shell::value_variants() {
+            let script = super::completion::script(*shell);
+            let script = String::from_utf8(script).unwrap();
+            for command in super::command().get_subcommands() {
+                let name = command.get_name();
+                assert!(script.contains(name), "{shell} does not know {name}");
+            }
+            assert!(script.contains("may-drop"), "{shell} does not know the flags");
         }
     }
 }

@@ -102,21 +102,33 @@ impl Console {
 
     /// Prints a failure where and how it is expected, and gives the exit code.
     pub fn fail(&self, error: &Error) -> Exit {
-        let json = json!({"error": error.report(), "hint": error.advice()});
+        let document = json!({"error": error.report(), "hint": error.advice()});
         if let Some(path) = &self.result
-            && let Err(error) = keep(path, json.clone())
+            && let Err(error) = keep(path, document.clone())
         {
             self.note(&format!("error: {}", error.report()));
         }
-        if self.output == Output::Json {
-            let _ = writeln!(std::io::stdout(), "{json:#}");
-        } else {
-            self.note(&format!("error: {}", error.report()));
-            if let Some(hint) = error.advice() {
-                self.note(&format!("  {hint}"));
+        match self.failure(&document) {
+            Some(text) => {
+                let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
+            }
+            None => {
+                self.note(&format!("error: {}", error.report()));
+                if let Some(hint) = error.advice() {
+                    self.note(&format!("  {hint}"));
+                }
             }
         }
         error.exit()
+    }
+
+    /// A failure in the form that programs have asked for.
+    fn failure(&self, document: &Value) -> Option<String> {
+        match self.output {
+            Output::Table => None,
+            Output::Json => Some(format!("{document:#}")),
+            Output::Yaml => yaml(document).ok(),
+        }
     }
 
     /// Green, where colours are shown.
@@ -212,6 +224,18 @@ mod tests {
         table.row(["a".into(), "3".into()]);
         let text = table.render();
         assert_eq!(text, "KEY      OBJECTS\n\x1b[32msidekey\x1b[0m  12\na        3");
+    }
+
+    #[test]
+    fn a_failure_has_the_form_that_was_asked_for() {
+        let document = json!({"error": "cannot read a: b", "hint": null});
+        let told = |output| Console::new(output).failure(&document);
+        assert_eq!(told(Output::Table), None, "people read it on stderr");
+        for output in [Output::Json, Output::Yaml] {
+            let text = told(output).unwrap();
+            assert_eq!(sidekey_core::config::document(&text).unwrap(), document, "{text}");
+        }
+        assert!(told(Output::Yaml).unwrap().starts_with("error: "), "it is no JSON");
     }
 
     #[test]

@@ -9,7 +9,9 @@ use crate::{Console, Error, Exit};
 #[command(after_help = "Examples:
   sidekey completion bash > /etc/bash_completion.d/sidekey
   sidekey completion zsh > ~/.zfunc/_sidekey
-  sidekey completion fish > ~/.config/fish/completions/sidekey.fish")]
+  sidekey completion fish > ~/.config/fish/completions/sidekey.fish
+
+Exit codes: 0 done, 64 bad usage.")]
 pub(super) struct Args {
     /// The shell
     #[arg(value_enum)]
@@ -17,9 +19,14 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, _console: &Console) -> Result<Exit, Error> {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut super::command(), "sidekey", &mut script);
     // That nobody reads on is no failure.
-    let _ = std::io::Write::write_all(&mut std::io::stdout(), &script);
+    let _ = std::io::Write::write_all(&mut std::io::stdout(), &script(args.shell));
     Ok(Exit::Success)
+}
+
+/// What the shell reads.
+pub(super) fn script(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut super::command(), "sidekey", &mut script);
+    script
 }

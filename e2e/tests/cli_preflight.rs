@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -322,5 +321,5 @@ async fn who_is_interrupted_leaves_nothing(desk: &Desk, bao: &mut OpenBao) -> Re
     .await?;
     let ended = trial.terminate(PATIENCE).await?;
     ensure!(ended.code() == Some(1), "{ended}");
-    eventually("nothing is left", Duration::from_secs(20), async || desk.nothing_is_left()).await
+    eventually("nothing is left", PATIENCE, async || desk.nothing_is_left()).await
 }

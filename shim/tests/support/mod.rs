@@ -29,7 +29,7 @@ pub const SERVER: &str = "proxy.example";
 pub const SHIM: &str = "shim.cluster-a.example";
 
 /// Longer than anything here takes.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a certificate may be used for.
 #[derive(Clone, Copy, PartialEq, Eq)]

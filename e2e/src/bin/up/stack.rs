@@ -18,7 +18,7 @@ pub(crate) const PROVIDER: &str = "sidekey";
 const LOOK: Duration = Duration::from_millis(250);
 
 /// How long a process may take to end when asked to.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Everything that runs. Fields are dropped, and so ended, in this order.
 pub(crate) struct Stack {

@@ -21,7 +21,7 @@ use tonic::{Code, Status};
 pub(crate) mod h2;
 
 /// Nothing here takes longer, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the tests wrap: no run of these bytes occurs elsewhere by chance.
 pub(crate) const PLAINTEXT: [u8; 32] = *b"Zq3!promised-never-to-be-seen#7x";

@@ -8,6 +8,7 @@
 mod crates;
 mod layout;
 mod licences;
+mod manifests;
 mod metadata;
 mod source;
 

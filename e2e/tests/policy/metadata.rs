@@ -26,6 +26,14 @@ pub(crate) struct Package {
     pub(crate) edition: String,
     pub(crate) publish: Option<Vec<String>>,
     pub(crate) manifest_path: PathBuf,
+    pub(crate) targets: Vec<Target>,
+}
+
+/// What a crate builds.
+#[derive(Deserialize)]
+pub(crate) struct Target {
+    pub(crate) name: String,
+    pub(crate) kind: Vec<String>,
 }
 
 #[derive(Deserialize)]

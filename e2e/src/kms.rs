@@ -20,33 +20,39 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug)]
 pub struct KmsClient {
     client: KeyManagementServiceClient<Connection>,
+    timeout: Duration,
 }
 
 impl KmsClient {
     /// Opens the connection.
     pub async fn connect(endpoint: &str) -> Result<Self> {
         let endpoint: Endpoint = endpoint.parse().with_context(|| format!("{endpoint:?}"))?;
-        Ok(Self { client: connect(&endpoint).await? })
+        Ok(Self { client: connect(&endpoint).await?, timeout: TIMEOUT })
+    }
+
+    /// The same connection with another deadline, for calls that may have to wait.
+    pub fn within(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
     }
 
     /// Asks whether the plugin is well.
     pub async fn status(&self) -> Result<StatusResponse, Status> {
         let mut client = self.client.clone();
-        Ok(client.status(timed(StatusRequest {})).await?.into_inner())
+        Ok(client.status(self.timed(StatusRequest {})).await?.into_inner())
     }
 
     /// Wraps.
     pub async fn encrypt(&self, plaintext: &[u8]) -> Result<EncryptResponse, Status> {
         let plaintext = Bytes::copy_from_slice(plaintext);
         let request = EncryptRequest { plaintext, uid: "e2e".to_owned() };
-        Ok(self.client.clone().encrypt(timed(request)).await?.into_inner())
+        Ok(self.client.clone().encrypt(self.timed(request)).await?.into_inner())
     }
 
     /// Unwraps what [`encrypt`](Self::encrypt) answered.
     pub async fn decrypt(&self, sealed: &EncryptResponse) -> Result<Bytes, Status> {
         let EncryptResponse { ciphertext, key_id, annotations } = sealed.clone();
         let request = DecryptRequest { ciphertext, uid: "e2e".to_owned(), key_id, annotations };
-        Ok(self.client.clone().decrypt(timed(request)).await?.into_inner().plaintext)
+        Ok(self.client.clone().decrypt(self.timed(request)).await?.into_inner().plaintext)
     }
 
     /// Wraps and unwraps; an error if something else comes back.
@@ -55,10 +61,10 @@ impl KmsClient {
         ensure!(self.decrypt(&sealed).await? == plaintext, "something else came back");
         Ok(sealed)
     }
-}
 
-fn timed<T>(message: T) -> Request<T> {
-    let mut request = Request::new(message);
-    request.set_timeout(TIMEOUT);
-    request
+    fn timed<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.timeout);
+        request
+    }
 }

@@ -27,6 +27,9 @@ use tonic::Code;
 /// Short, so that a test sees the end of it; long enough to be seen.
 const COAST: Duration = Duration::from_secs(3);
 
+/// For calls that wait for a provider to start, which takes its time on a busy machine.
+const RESTART: Duration = Duration::from_secs(30);
+
 /// Key 2 writes and key 1 reads, both through forwarders.
 struct Scene {
     client: KmsClient,
@@ -269,7 +272,7 @@ async fn a_provider_that_restarts_in_a_loop_is_felt_as_latency_alone() {
     let mut calls = JoinSet::new();
     let (stop, stopped) = tokio::sync::watch::channel(false);
     for sealed in [scene.new.clone(), scene.old.clone()] {
-        let (client, stopped) = (scene.client.clone(), stopped.clone());
+        let (client, stopped) = (scene.client.within(RESTART), stopped.clone());
         calls.spawn(async move {
             let mut served = 0_u32;
             while !*stopped.borrow() {
@@ -282,7 +285,7 @@ async fn a_provider_that_restarts_in_a_loop_is_felt_as_latency_alone() {
     }
     for _ in 0..8 {
         scene.writer.restart().await.unwrap();
-        scene.client.round_trip(b"between").await.unwrap();
+        scene.client.within(RESTART).round_trip(b"between").await.unwrap();
     }
     stop.send(true).unwrap();
     let served = calls.join_all().await;
@@ -301,7 +304,7 @@ async fn a_call_waits_for_a_provider_that_restarts(scene: &mut Scene) -> Result<
         Ok(())
     });
     down.await?;
-    let (client, new) = (scene.client.clone(), scene.new.clone());
+    let (client, new) = (scene.client.within(RESTART), scene.new.clone());
     let waiting = tokio::spawn(async move { client.decrypt(&new).await });
     let refused = async || {
         let labels = [("reason", "connection")];

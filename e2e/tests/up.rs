@@ -82,6 +82,19 @@ async fn gone(ready: &Ready) -> Result<()> {
     .await
 }
 
+/// All that the README shows after `from` was said, but for what differs each time.
+fn as_in_the_readme(from: &str, said: &str) {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    let shown = readme.split_once(from).and_then(|(_, rest)| rest.split_once("```")).unwrap().0;
+    for line in shown.lines().filter(|line| *line != "...") {
+        let line = line.split_once("s] ").map_or(line, |(_, untimed)| untimed).trim();
+        let differs = |c: char| c.is_ascii_digit() || c == ':' || c == '…';
+        let lasting = line.split(differs).next().unwrap_or_default();
+        assert!(said.contains(lasting), "{line:?} is in the README alone\n{said}");
+    }
+}
+
 fn run(arguments: &[&str]) -> std::process::Output {
     Command::new(env!("CARGO_BIN_EXE_up")).args(arguments).stdin(Stdio::null()).output().unwrap()
 }
@@ -94,7 +107,7 @@ async fn a_single_round_trip_leaves_a_key_and_configurations_and_no_process() {
     let text = String::from_utf8(output.stdout).unwrap();
     let problem = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{problem}");
-    assert!(text.contains("Status, Encrypt and Decrypt answered"), "{text}");
+    as_in_the_readme("$ cargo up\n", &text);
     let configuration = std::fs::read_to_string(dir.join("encryption-configuration.yaml")).unwrap();
     for line in configuration.lines() {
         assert!(text.contains(line), "not printed: {line}\n{text}");
@@ -217,6 +230,7 @@ async fn an_apiserver_shows_a_rotation_and_takes_a_secret_through_the_printed_ku
     for text in wanted {
         assert!(log.contains(text), "not shown: {text}\n{log}");
     }
+    as_in_the_readme("A rotation to key 2, with everything running:\n", &log);
     let kubeconfig = ready.kubeconfig.as_deref().expect("there is a kubeconfig");
     let client = client(&std::fs::read_to_string(kubeconfig).unwrap());
     client.create(Kind::Secret, "default", "hello", &[("a", "b")]).await.unwrap();

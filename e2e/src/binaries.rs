@@ -8,8 +8,10 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::cache::say;
+use crate::wait::LONG_PATIENCE;
 
 /// A directory with ready binaries; set, nothing is built.
 pub const BIN_DIR: &str = "SIDEKEY_BIN_DIR";
@@ -72,6 +74,34 @@ pub async fn run<A: AsRef<OsStr>>(name: &'static str, args: &[A]) -> Result<Outc
         stdout: String::from_utf8_lossy(&ran.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&ran.stderr).into_owned(),
     })
+}
+
+/// Runs a command of ours and kills it (-9) when it says a line on stderr that begins so; an
+/// error if it ends before that.
+pub async fn kill_at(name: &'static str, args: &[String], line: &str) -> Result<()> {
+    let program = path_async(name).await?;
+    let mut child = tokio::process::Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("cannot run {name}"))?;
+    let mut lines = BufReader::new(child.stderr.take().context("no stderr")?).lines();
+    let mut said = String::new();
+    let reached = async {
+        while let Some(next) = lines.next_line().await? {
+            if next.starts_with(line) {
+                return Ok(());
+            }
+            said = format!("{said}{next}\n");
+        }
+        bail!("{name} has ended and never said {line:?}:\n{said}")
+    };
+    let reached = tokio::time::timeout(LONG_PATIENCE, reached).await;
+    reached.with_context(|| format!("{name} does not say {line:?}"))??;
+    child.kill().await.with_context(|| format!("cannot kill {name}"))
 }
 
 fn build(name: &str) -> Result<PathBuf> {

@@ -1,7 +1,9 @@
 //! Promise: `sidekey publish --to-dir` leaves every directory whole, old or new, whenever it is
-//! killed and however full the disk is; running sidecars take over what it publishes.
+//! killed and however full the disk is; running sidecars take over what it publishes, and `sidekey
+//! rotate --to-dir` rotates a node by it.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
@@ -13,8 +15,12 @@ use serde_json::{Value, json};
 use sidekey_e2e::binaries::{self, Outcome};
 use sidekey_e2e::kms::KmsClient;
 use sidekey_e2e::process::Spec;
+use sidekey_e2e::shim::replicas::key_number;
 use sidekey_e2e::sidecar::Sidecar;
-use sidekey_e2e::{LocalPlugin, Scratch, packages};
+use sidekey_e2e::{
+    ControlPlane, EncryptionConfiguration, Kind, KubeApiserver, Load, LoadOptions, LocalPlugin,
+    Scratch, packages,
+};
 
 /// More things than one run does to the directories.
 const MOMENTS: u32 = 60;
@@ -227,6 +233,17 @@ fn local(bench: &Bench, id: u32, role: &str, key_file: &Path) -> Value {
     })
 }
 
+/// Two, of different keys.
+async fn key_files(bench: &Bench) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for name in ["first", "second"] {
+        // Makes a key file; the plugin itself is not needed any longer.
+        let plugin = LocalPlugin::start(&bench.scratch, name).await.unwrap();
+        files.push(plugin.key_file().to_owned());
+    }
+    files
+}
+
 /// A sidecar that reads its file of the bench's directories, as its static pod does.
 async fn sidecar(bench: &Bench, name: &'static str, directory: &str) -> Result<Sidecar> {
     let program = binaries::path_async(name).await?;
@@ -248,12 +265,7 @@ async fn sidecar(bench: &Bench, name: &'static str, directory: &str) -> Result<S
 #[tokio::test(flavor = "multi_thread")]
 async fn running_sidecars_take_a_rotation_over_as_it_is_published() {
     let bench = Bench::new("live");
-    let mut files = Vec::new();
-    for name in ["first", "second"] {
-        // Makes a key file; the plugin itself is not needed any longer.
-        let plugin = LocalPlugin::start(&bench.scratch, name).await.unwrap();
-        files.push(plugin.key_file().to_owned());
-    }
+    let files = key_files(&bench).await;
     bench.describe(&[local(&bench, 1, "write", &files[0])]);
     bench.publish().await.ok().unwrap();
     let _provider = sidecar(&bench, "sidekey-local", "local").await.unwrap();
@@ -279,4 +291,62 @@ async fn running_sidecars_take_a_rotation_over_as_it_is_published() {
     assert_eq!(kms.decrypt(&old).await.unwrap().as_ref(), b"written with key 1");
     let new = kms.round_trip(b"written with key 2").await.unwrap();
     assert!(new.key_id.starts_with("sidekey/2-"), "{}", new.key_id);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_rotated_by_one_command_that_may_be_killed() {
+    let plane = ControlPlane::start("rotate-dir").await.unwrap();
+    let bench = Bench::new("rotate");
+    let files = key_files(&bench).await;
+    bench.describe(&[local(&bench, 1, "write", &files[0])]);
+    bench.publish().await.ok().unwrap();
+    let _provider = sidecar(&bench, "sidekey-local", "local").await.unwrap();
+    let shim = sidecar(&bench, "sidekey-shim", "shim").await.unwrap();
+    let endpoint = format!("unix://{}", bench.scratch.path().join("kms.sock").display());
+    let encryption = EncryptionConfiguration::kms("sidekey", endpoint);
+    let options = sidekey_e2e::apiserver::Options::new("a").encryption(encryption);
+    let mut server = KubeApiserver::start(&plane, options).await.unwrap();
+    let pid = server.process().pid();
+    let load = Load::start(vec![server.client()], LoadOptions::default()).unwrap();
+    load.more(100).await.unwrap();
+
+    let keys = [local(&bench, 1, "read", &files[0]), local(&bench, 2, "write", &files[1])];
+    bench.describe(&keys);
+    let args = rotation(&bench, &server, &shim);
+    for stage in ["ReadOnlyDeploy", "WritePromote", "Migrating"] {
+        binaries::kill_at("sidekey", &args, stage).await.unwrap();
+        load.more(30).await.unwrap();
+    }
+    let done = binaries::run("sidekey", &args).await.unwrap().ok().unwrap();
+    let answer: Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!((&answer["stage"], &answer["to"]["id"]), (&json!("Completed"), &json!(2)));
+    load.more(30).await.unwrap();
+    load.stop().await.unwrap().without_failures().unwrap();
+    assert_eq!(server.process().pid(), pid, "kube-apiserver has restarted");
+    let mut under: BTreeMap<u64, usize> = BTreeMap::new();
+    for kind in Kind::ALL {
+        let prefix = format!("/registry/{}/", kind.plural());
+        for entry in plane.etcd.list(&prefix).await.unwrap() {
+            *under.entry(key_number(&entry.value).unwrap()).or_default() += 1;
+        }
+    }
+    assert!(under.keys().eq([&2]), "stored under {under:?}");
+    let state: Value = serde_json::from_str(&bench.read("rotation.json")).unwrap();
+    assert_eq!(state["stage"], "Completed");
+    assert_eq!(binaries::run("sidekey", &args).await.unwrap().code, Some(3), "it is done");
+}
+
+/// `sidekey rotate` on this node. The paths of keys are those of this host, not of a pod, so the
+/// shim alone proves them.
+fn rotation(bench: &Bench, server: &KubeApiserver, shim: &Sidecar) -> Vec<String> {
+    let kubeconfig = bench.scratch.path().join("kubeconfig");
+    std::fs::write(&kubeconfig, server.kubeconfig()).unwrap();
+    let gid = rustix::process::getegid().as_raw().to_string();
+    let paths = [&bench.document, &bench.directory, &kubeconfig];
+    let [document, directory, kubeconfig] = paths.map(|path| path.display().to_string());
+    let server = format!("https://{}", server.address());
+    let words = ["rotate", "-o", "json", "--no-preflight", "--gid", &gid, "-f", &document];
+    let more = ["--to-dir", &directory, "--kubeconfig", &kubeconfig, "--server", &server];
+    let last = ["--shim".to_owned(), shim.admin_url()];
+    words.into_iter().chain(more).map(str::to_owned).chain(last).collect()
 }

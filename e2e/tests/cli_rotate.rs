@@ -11,9 +11,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sidekey_e2e::binaries::{self, Outcome};
 use sidekey_e2e::hosted::{Hosted, NAMESPACE};
-use sidekey_e2e::process::Spec;
 use sidekey_e2e::shim::replicas::key_number;
-use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE, eventually};
+use sidekey_e2e::wait::{PATIENCE, eventually};
 use sidekey_e2e::{Kind, Load, LoadOptions};
 
 /// Requests between two steps, so that each state sees load.
@@ -179,18 +178,12 @@ impl Person {
         load: &Load,
     ) -> Result<()> {
         self.document(&[(4, &keys[2]), (2, &keys[1]), (1, &keys[0])])?;
-        let program = binaries::path_async("sidekey").await?;
         for stage in KILLED_AT {
-            let log = self.file(&format!("{stage}.log"));
-            let spec = Spec::new("sidekey", &program, &log).args(self.rotation(&[]).await?);
-            let mut process = spec.start()?;
-            let reached = |log: &str| log.contains(stage).then_some(());
-            process.wait_for_log(&format!("it is at {stage}"), LONG_PATIENCE, reached).await?;
-            process.kill()?;
+            binaries::kill_at("sidekey", &self.rotation(&[]).await?, stage).await?;
             load.more(BETWEEN_STEPS).await?;
         }
         let done = binaries::run("sidekey", &self.rotation(&[]).await?).await?.ok()?;
-        ensure!(!done.stderr.contains("Preflight"), "it began anew: {}", done.stderr);
+        ensure!(done.stderr.starts_with("Migrating"), "it went back: {}", done.stderr);
         load.more(BETWEEN_STEPS).await?;
         let under = self.written_under().await?;
         ensure!(under.keys().eq([&4]), "stored under {under:?}");

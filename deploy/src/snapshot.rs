@@ -61,15 +61,7 @@ fn read(
     watch: &mut dyn FnMut(Step<'_>),
 ) -> Result<(Census, Integrity), Error> {
     let started = SystemTime::now();
-    let file =
-        File::open(path).map_err(|error| Error::usage("it cannot be read").because(error))?;
-    let size = file.metadata().map(|found| found.len());
-    let size = size.map_err(|error| Error::failed("it has no size").because(error))?;
-    let (size, integrity) = match size % BLOCK {
-        0 => (size, Integrity::Unverified),
-        CHECKSUM => (verify(&file, size - CHECKSUM)?, Integrity::Verified),
-        _ => return Err(Error::failed("it is cut off, or no snapshot of etcd")),
-    };
+    let (file, size, integrity) = open(path)?;
     let bolt = Bolt::open(&file, size)?;
     let bucket = bolt.bucket(BUCKET)?;
     let bucket =
@@ -105,6 +97,20 @@ fn read(
         unlisted: counts.unlisted,
     };
     Ok((census, integrity))
+}
+
+/// The file, how much of it is the database, and whether its checksum was there and right.
+fn open(path: &Path) -> Result<(File, u64, Integrity), Error> {
+    let file =
+        File::open(path).map_err(|error| Error::usage("it cannot be read").because(error))?;
+    let size = file.metadata().map(|found| found.len());
+    let size = size.map_err(|error| Error::failed("it has no size").because(error))?;
+    let (size, integrity) = match size % BLOCK {
+        0 => (size, Integrity::Unverified),
+        CHECKSUM => (verify(&file, size - CHECKSUM)?, Integrity::Verified),
+        _ => return Err(Error::failed("it is cut off, or no snapshot of etcd")),
+    };
+    Ok((file, size, integrity))
 }
 
 /// Takes revisions from the newest to the oldest: the first of a key is what is stored now.

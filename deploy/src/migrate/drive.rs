@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{Stream, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
@@ -235,6 +235,15 @@ impl<'a> Worker<'a> {
                 },
             }
         }
+        self.take_last_answers(under_way).await;
+        Ok(None)
+    }
+
+    /// Who has no answer by the end of this is not counted, and done again next time.
+    async fn take_last_answers(
+        &mut self,
+        mut under_way: impl Stream<Item = (u64, Result<Fate, Lost>)> + Unpin,
+    ) {
         let last = async {
             while let Some((number, fate)) = under_way.next().await {
                 if let Ok(fate) = fate {
@@ -242,9 +251,7 @@ impl<'a> Worker<'a> {
                 }
             }
         };
-        // Who has no answer by then is not counted, and done again next time.
         let _ = timeout(LAST_ANSWERS, last).await;
-        Ok(None)
     }
 
     fn begin(&mut self, item: &Item) -> u64 {

@@ -314,3 +314,53 @@ async fn send(api: &Api, call: &Call) -> Result<Answer, Error> {
         .await
         .map_err(|lost| lost.into_error("cannot use the StorageVersionMigration API"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routes() -> Resource {
+        Resource {
+            group: "route.openshift.io".into(),
+            version: "v1".into(),
+            name: "routes".into(),
+            namespaced: true,
+            patchable: true,
+        }
+    }
+
+    #[test]
+    fn a_migration_has_the_form_that_its_api_wants() {
+        let openshift = Flavour { group: OPENSHIFT, version: "v1alpha1".into() };
+        let object = openshift.object(&routes(), Some("encryption-key-7"));
+        assert_eq!(object["apiVersion"], "migration.k8s.io/v1alpha1");
+        let metadata = &object["metadata"];
+        assert_eq!(metadata["name"], "encryption-migration-route.openshift.io-routes");
+        let annotation = "encryption.apiserver.operator.openshift.io/write-key";
+        assert_eq!(metadata["annotations"], json!({annotation: "encryption-key-7"}));
+        let which = json!({"group": "route.openshift.io", "resource": "routes", "version": "v1"});
+        assert_eq!(object["spec"]["resource"], which);
+
+        let in_tree = Flavour { group: IN_TREE, version: "v1beta1".into() };
+        let object = in_tree.object(&Resource { group: String::new(), ..routes() }, None);
+        assert_eq!(object["metadata"]["name"], "sidekey-migration-core-routes");
+        assert!(object["metadata"].get("annotations").is_none(), "{object}");
+        assert_eq!(object["spec"]["resource"], json!({"group": "", "resource": "routes"}));
+    }
+
+    #[test]
+    fn a_migration_is_done_only_when_it_says_so() {
+        let phase = |conditions: Value| {
+            let migration = json!({"metadata": {}, "status": {"conditions": conditions}});
+            serde_json::from_value::<Migration>(migration).unwrap().phase()
+        };
+        let condition =
+            |kind: &str, status: &str| json!({"type": kind, "status": status, "message": "why"});
+        assert_eq!(phase(json!([])), Phase::Untouched);
+        assert_eq!(phase(json!([condition("Running", "True")])), Phase::Running);
+        assert_eq!(phase(json!([condition("Succeeded", "False")])), Phase::Running);
+        assert_eq!(phase(json!([condition("Succeeded", "True")])), Phase::Succeeded);
+        let both = json!([condition("Succeeded", "True"), condition("Failed", "True")]);
+        assert_eq!(phase(both), Phase::Failed("why".into()));
+    }
+}

@@ -44,6 +44,25 @@ fn head(text: &mut String, figures: &Figures) -> std::fmt::Result {
         let counts: Vec<String> = counts.collect();
         writeln!(text, "           until then, calls to the fake endpoint: {}", counts.join(", "))?;
     }
+    memory(text, figures)?;
+    if let Some(turns) = &figures.turns {
+        let (times, each) = (turns.ratio(), turns.own.objects / turns.rounds);
+        writeln!(text, "  turns    {} of each, {each} objects", turns.rounds)?;
+        writeln!(text, "    itself {}", work(&turns.own))?;
+        writeln!(text, "    beside {}: {}", turns.beside, work(&turns.other))?;
+        writeln!(text, "           {times:.2} times its rate")?;
+    }
+    if let Some(done) = &figures.work {
+        writeln!(text, "  work     {}", work(done))?;
+    }
+    match figures.calls {
+        0 => Ok(()),
+        calls => writeln!(text, "  calls    {calls} in all"),
+    }
+}
+
+/// How much it takes, at rest and afterwards.
+fn memory(text: &mut String, figures: &Figures) -> std::fmt::Result {
     let memory =
         [("idle", figures.idle), ("together", figures.idle_together), ("loaded", figures.loaded)];
     for (when, memory) in memory.into_iter().filter_map(|(when, m)| Some((when, m?))) {
@@ -67,20 +86,7 @@ fn head(text: &mut String, figures: &Figures) -> std::fmt::Result {
             mib(after.rss)
         )?;
     }
-    if let Some(turns) = &figures.turns {
-        let (times, each) = (turns.ratio(), turns.own.objects / turns.rounds);
-        writeln!(text, "  turns    {} of each, {each} objects", turns.rounds)?;
-        writeln!(text, "    itself {}", work(&turns.own))?;
-        writeln!(text, "    beside {}: {}", turns.beside, work(&turns.other))?;
-        writeln!(text, "           {times:.2} times its rate")?;
-    }
-    if let Some(done) = &figures.work {
-        writeln!(text, "  work     {}", work(done))?;
-    }
-    match figures.calls {
-        0 => Ok(()),
-        calls => writeln!(text, "  calls    {calls} in all"),
-    }
+    Ok(())
 }
 
 fn work(done: &Work) -> String {

@@ -7,6 +7,7 @@ mod openshift;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -41,6 +42,7 @@ impl Desk {
         let injected = fs::read_to_string(&out)?;
         inject(&out, &self.path("twice"), args).await?;
         ensure!(fs::read_to_string(self.path("twice"))? == injected, "the second time differs");
+        ensure!(piped(&plain, args).await? == injected, "through a pipe it differs");
         let back = self.take_out(&injected).await?;
         ensure!(back == text, "taken out it is another:\n{back}");
         manifest(&injected)?.pop().context("no object")
@@ -63,4 +65,13 @@ async fn inject(from: &Path, to: &Path, args: &[&str]) -> Result<String> {
     let mut all = vec!["inject", "-f", &from, "--to", &to];
     all.extend(args);
     Ok(binaries::run("sidekey", &all).await?.ok()?.stderr)
+}
+
+/// The same as a part of a pipe.
+async fn piped(from: &Path, args: &[&str]) -> Result<String> {
+    let mut command = Command::new(binaries::path_async("sidekey").await?);
+    command.args(["inject", "-f", "-"]).args(args).stdin(fs::File::open(from)?);
+    let ran = tokio::task::spawn_blocking(move || command.output()).await??;
+    ensure!(ran.status.success(), "{ran:?}");
+    Ok(String::from_utf8(ran.stdout)?)
 }

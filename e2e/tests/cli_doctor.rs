@@ -12,7 +12,7 @@ use sidekey_e2e::pki::Authority;
 use sidekey_e2e::ports::Port;
 use sidekey_e2e::process::{Process, Spec};
 use sidekey_e2e::wait::{PATIENCE, eventually};
-use sidekey_e2e::{LocalPlugin, Scratch};
+use sidekey_e2e::{LocalPlugin, Scratch, packages};
 
 /// The program's name.
 const PROGRAM: &str = "sidekey";
@@ -166,12 +166,39 @@ fn tls(sockets: &Path) -> Value {
 async fn every_planted_fault_is_found_and_mended_ones_are_gone() {
     let mut node = Node::start().await.unwrap();
     node.is_well().await.unwrap();
+    colours_are_for_terminals_alone(&node).await.unwrap();
     certificates_that_end_or_do_not_fit_are_found(&node).await.unwrap();
     a_revision_that_is_refused_is_found(&node).await.unwrap();
     a_mistake_in_a_file_is_found(&node).await.unwrap();
     sockets_and_endpoints_are_found(&node).await.unwrap();
     a_proxy_that_cannot_be_reached_is_found(&node).await.unwrap();
     a_dead_plugin_and_a_dead_shim_are_found(&mut node).await.unwrap();
+}
+
+async fn colours_are_for_terminals_alone(node: &Node) -> Result<()> {
+    let script = packages::program("script", "bsdutils").await?;
+    let sidekey = binaries::path_async(PROGRAM).await?;
+    let path = |name: &str| node.at(name).display().to_string();
+    let (config, sockets, manifest) = (path("config"), path("sockets"), path("manifest.yaml"));
+    let line = format!(
+        "{} doctor --config-dir {config} --socket-dir {sockets} --manifest {manifest}",
+        sidekey.display()
+    );
+    let said = async |program: &Path, args: [&str; 3], no_color: &str| {
+        let mut command = tokio::process::Command::new(program);
+        command.args(args).env("NO_COLOR", no_color).stdin(std::process::Stdio::null());
+        let ran = command.output().await?;
+        let text = String::from_utf8_lossy(&ran.stdout).into_owned();
+        ensure!(text.contains("FINDING"), "{ran:?}");
+        anyhow::Ok(text.contains("\x1b[3"))
+    };
+    // `script` runs a command on a terminal of its own.
+    let terminal = ["-qec", &line, "/dev/null"];
+    ensure!(said(&script, terminal, "").await?, "a terminal shows no colours");
+    ensure!(!said(&script, terminal, "1").await?, "NO_COLOR is not obeyed");
+    let pipe = ["-c", &line, "sh"];
+    ensure!(!said(Path::new("sh"), pipe, "").await?, "a pipe gets colours");
+    Ok(())
 }
 
 async fn certificates_that_end_or_do_not_fit_are_found(node: &Node) -> Result<()> {

@@ -131,6 +131,28 @@ async fn every_folder_becomes_an_image_without_a_network() {
 }
 
 #[tokio::test]
+async fn a_person_gets_a_table_of_sizes() {
+    let local = one("local").await;
+    let scratch = Scratch::new("table").unwrap();
+    let ran = Command::new(PROGRAM)
+        .args(["local", "--revision", REVISION, "--dir"])
+        .arg(scratch.path())
+        .env(binaries::BIN_DIR, local.binary.parent().unwrap())
+        .env("SOURCE_DATE_EPOCH", EPOCH.to_string())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    let text = String::from_utf8(ran.stdout).unwrap();
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let rows: Vec<_> = text.lines().take(2).map(words).collect();
+    assert_eq!(rows[0], ["image", "binary", "image", "difference", "digest"], "{text}");
+    let size = fs::metadata(&local.binary).unwrap().len() as f64 / (1024.0 * 1024.0);
+    assert_eq!(rows[1][..3], ["sidekey-local".to_owned(), format!("{size:.2}"), "MiB".to_owned()]);
+    assert_eq!(rows[1].last().map(String::as_str), local.said["digest"].as_str(), "{text}");
+}
+
+#[tokio::test]
 async fn the_same_files_give_the_same_bytes_elsewhere_and_later() {
     let first = all().await;
     let scratch = Scratch::new("again").unwrap();

@@ -7,7 +7,7 @@ use hyper::Method;
 use serde_json::{Map, Value, json};
 
 use crate::kube::{Kind, KubeClient};
-use crate::wait::{PATIENCE, eventually};
+use crate::wait::{LONG_PATIENCE, PATIENCE, eventually};
 
 /// Who owns the fields that tests apply.
 const MANAGER: &str = "sidekey-e2e";
@@ -232,7 +232,9 @@ impl KubeClient {
     /// Waits until a pod is gone, or another one has its name.
     pub async fn wait_pod_gone(&self, pod: &Pod) -> Result<()> {
         let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
-        eventually(format!("pod {}/{} is gone", pod.namespace, pod.name), PATIENCE, async || {
+        let what = format!("pod {}/{} is gone", pod.namespace, pod.name);
+        // A kube-apiserver serves on for more than a minute after it was told to end.
+        eventually(what, LONG_PATIENCE, async || {
             let answer = self.raw(&path).await?;
             if answer.status == 404 {
                 return Ok(());
@@ -248,7 +250,8 @@ impl KubeClient {
     /// form and available, and no old pod is left. Gives its pods.
     pub async fn wait_deployment(&self, namespace: &str, name: &str) -> Result<Vec<Pod>> {
         let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{name}");
-        eventually(format!("deployment {namespace}/{name} is rolled out"), PATIENCE, async || {
+        let what = format!("deployment {namespace}/{name} is rolled out");
+        eventually(what, LONG_PATIENCE, async || {
             let object = self.get(&path).await?;
             let labels = labels(&object["spec"]["selector"]["matchLabels"]);
             let pods = self.pods(namespace, &labels).await?;

@@ -1,10 +1,11 @@
-//! What is said in the three calls that are made, and what is answered.
+//! What is said in the calls that are made, and what is answered.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use sidekey_core::Secret;
 use zeroize::{Zeroize, Zeroizing};
@@ -84,7 +85,15 @@ impl Drop for Text<'_> {
     }
 }
 
-/// The body of DescribeKey.
+/// What GetKeyRotationStatus tells.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct RotationStatus {
+    #[serde(default)]
+    on_demand_rotation_start_date: Option<IgnoredAny>,
+}
+
+/// The body of DescribeKey, and of every call that names a key and nothing else.
 pub(crate) fn describe(key: &str) -> Option<Secret> {
     let none = BTreeMap::new();
     write(&Request {
@@ -141,6 +150,12 @@ pub(crate) fn decrypted(body: &[u8]) -> Option<Decrypted> {
     let answer = read(body)?;
     let plaintext = Secret::new(answer.plaintext?.decoded()?);
     Some(Decrypted { key: answer.key_id, plaintext, material: answer.key_material_id })
+}
+
+/// Reads the answer to GetKeyRotationStatus: whether a rotation on demand is under way.
+pub(crate) fn is_rotating(body: &[u8]) -> Option<bool> {
+    let status: RotationStatus = serde_json::from_slice(body).ok()?;
+    Some(status.on_demand_rotation_start_date.is_some())
 }
 
 /// Room for all of it from the start: a buffer that grows leaves copies behind.

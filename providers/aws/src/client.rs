@@ -71,6 +71,8 @@ pub(crate) struct Failure {
     pub(crate) lacks_permission: bool,
     /// Another key than the one that was named wrapped the data.
     pub(crate) wrong_key: bool,
+    /// AWS is at it already.
+    pub(crate) under_way: bool,
 }
 
 /// One of the calls, on one object.
@@ -136,6 +138,17 @@ impl Client {
         let deed = Deed { action, target, object, deadline };
         let answer = self.run(deed, || calls::describe(object)).await?;
         calls::described(answer.expose()).ok_or_else(|| deed.unreadable())
+    }
+
+    /// A call that names a key and nothing else.
+    pub(crate) async fn on_key(
+        &self,
+        (action, target): (&'static str, &'static str),
+        object: &str,
+        deadline: Instant,
+    ) -> Result<Secret, Failure> {
+        let deed = Deed { action, target, object, deadline };
+        self.run(deed, || calls::describe(object)).await
     }
 
     /// `kms:Encrypt`.
@@ -228,10 +241,11 @@ impl Deed<'_> {
         let code = refusal.code().unwrap_or_default();
         let (lacks_permission, wrong_key) =
             (refusal::lacks_permission(code), code == "IncorrectKeyException");
+        let under_way = code == "ConflictException";
         let renewable = refusal::concerns_credentials(code);
         let error = refusal::explain(self.action, self.object, refusal);
         let error = if renewable { error.after_reload() } else { error };
-        Failure { error, lacks_permission, wrong_key }
+        Failure { error, lacks_permission, wrong_key, under_way }
     }
 
     fn unreadable(&self) -> Failure {
@@ -244,7 +258,7 @@ impl Deed<'_> {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { error, lacks_permission: false, wrong_key: false }
+        Self { error, lacks_permission: false, wrong_key: false, under_way: false }
     }
 }
 

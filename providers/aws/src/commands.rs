@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use sidekey_core::{Answer, CommandLine, Error, Kind, NoCommand, Output, complain};
+use sidekey_core::{Answer, CommandLine, Error, Kind, Output, RotateCommand, complain, rotate};
 
 use crate::Aws;
 use crate::environment::Environment;
@@ -71,12 +71,13 @@ impl CommandLine for Aws {
     const EXAMPLES: &'static str = "Examples:
   sidekey-aws --config aws.yaml
   sidekey-aws check --config aws.yaml --connect
+  sidekey-aws rotate --config aws.yaml --key 1
   sidekey-aws --key=arn:aws:kms:us-east-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab --listen=/var/run/kmsplugin/kms.sock --health-port=:8080
   sidekey-aws --key=alias/new,alias/old --region=us-east-1 --listen=/var/run/awskmsactive.sock,/var/run/awskmsbackup.sock
 
 Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
     type Flags = Flags;
-    type Command = NoCommand;
+    type Command = RotateCommand;
 
     fn keys(flags: &Flags) -> Result<Option<Value>, Error> {
         let Flags { key: keys, listen, .. } = flags;
@@ -132,12 +133,12 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
         Ok(())
     }
 
-    fn output(command: &NoCommand) -> Output {
-        match *command {}
+    fn output(command: &RotateCommand) -> Output {
+        command.output()
     }
 
-    fn execute(command: NoCommand) -> Result<Answer, Error> {
-        match command {}
+    fn execute(command: RotateCommand) -> Result<Answer, Error> {
+        rotate::<Self>(command)
     }
 }
 

@@ -5,7 +5,8 @@
 //! takes its flags, reads what it wrote, and writes what it reads.
 //!
 //! It refuses to use a key that the configuration does not lead to, whatever a key_id from etcd
-//! says; to take a re-pointed alias for the same key; and to change anything at AWS.
+//! says; to take a re-pointed alias for the same key; and to change anything at AWS, but for the new
+//! key material that `rotate` is there to ask for.
 //!
 //! The one invariant: **a key_id names the key and the key material that really wrapped the data**
 //! (or, where AWS does not tell the material, the key alone, for as long as the configuration is
@@ -33,6 +34,7 @@ mod key_id;
 mod profile;
 mod refusal;
 mod retries;
+mod rotate;
 mod shared;
 mod sign;
 mod sources;

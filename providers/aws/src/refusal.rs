@@ -11,6 +11,7 @@ use aws_smithy_runtime_api::client::result::{ConnectorError, SdkError};
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 use sidekey_core::{Error, Kind};
 
+use crate::rotate;
 use crate::wire::Refusal;
 
 /// Longest text of AWS that is passed on.
@@ -143,6 +144,9 @@ fn refused(
 /// The one place where codes become kinds.
 fn meaning(action: &str, status: u16, code: &str, text: &str) -> Meaning {
     let mean = |kind, hint| Meaning { kind, hint };
+    if let Some((kind, hint)) = rotate::meaning(action, code) {
+        return mean(kind, hint);
+    }
     if let Some(meaning) = key_meaning(code, text) {
         return meaning;
     }

@@ -37,6 +37,8 @@ pub(crate) struct State {
     pub(crate) refuse: BTreeMap<String, &'static str>,
     /// Whether DescribeKey tells the material.
     pub(crate) tells: bool,
+    /// Whether GetKeyRotationStatus tells of a rotation on demand.
+    pub(crate) rotating: bool,
     /// Whether requests must tell the time, as at AWS.
     pub(crate) minds_time: bool,
     /// Operation, key and headers of every call.
@@ -67,6 +69,7 @@ impl Fake {
             states: BTreeMap::new(),
             refuse: BTreeMap::new(),
             tells: true,
+            rotating: false,
             minds_time: false,
             calls: Vec::new(),
         };
@@ -153,8 +156,19 @@ impl State {
         match operation.as_str() {
             "DescribeKey" => self.describe(&key),
             "Encrypt" => self.encrypt(&key, &request),
+            "GetKeyRotationStatus" if self.rotating => {
+                (200, json!({"KeyRotationEnabled": false, "OnDemandRotationStartDate": 1.7e9}))
+            }
+            "GetKeyRotationStatus" => (200, json!({"KeyRotationEnabled": false})),
+            "RotateKeyOnDemand" => self.rotate(&key),
             _ => self.decrypt(&key, &request),
         }
+    }
+
+    fn rotate(&mut self, key: &str) -> (u16, Value) {
+        let Some(materials) = self.keys.get_mut(key) else { return refused("NotFoundException") };
+        materials.push(material(0xf0));
+        (200, json!({"KeyId": key}))
     }
 
     fn describe(&self, key: &str) -> (u16, Value) {

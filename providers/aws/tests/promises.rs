@@ -20,6 +20,8 @@ mod hostile;
 mod keys;
 #[path = "promises/logs.rs"]
 mod logs;
+#[path = "promises/rotate.rs"]
+mod rotate;
 mod support;
 #[path = "promises/tls.rs"]
 mod tls;

@@ -13,8 +13,10 @@ use crate::config::{self, LogFormat, Problems};
 use crate::proto::v2::{EncryptRequest, StatusRequest};
 use crate::{Endpoint, Error, Files, KeyId, Kind, Provider, Sealed, Secret, client};
 
+mod rotate;
 mod trial;
 
+pub use rotate::{Rotate, RotateArgs, RotateCommand, rotate};
 use trial::Trial;
 
 /// Bad usage or configuration (`EX_USAGE`).

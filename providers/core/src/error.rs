@@ -197,7 +197,7 @@ impl From<&Error> for tonic::Status {
 }
 
 /// OpenShift keeps at most 1024 characters of such a text; more helps nobody.
-fn bounded(mut text: String) -> String {
+pub(crate) fn bounded(mut text: String) -> String {
     const MAX: usize = 1000;
     if text.len() > MAX {
         let mut end = MAX;

@@ -1,7 +1,8 @@
 //! The runtime that makes a KMS v2 provider a few hundred lines.
 //!
 //! A provider implements [`Provider`] (connect, key_id, encrypt, decrypt) and [`CommandLine`], and
-//! its `main` is `sidekey_core::run::<P>()`. Everything else is here, once: sockets, limits of the
+//! its `main` is `sidekey_core::run::<P>()`. What only some KMSs can do is a trait of its own:
+//! [`Rotate`]. Everything else is here, once: sockets, limits of the
 //! protocol, health, retries, deadlines, coalescing, canaries, hot reload of configuration and
 //! credentials, admin endpoints, metrics, logs and shutdown.
 //!
@@ -74,8 +75,8 @@ use std::time::Duration;
 pub use admin::Source;
 pub use canary::Canary;
 pub use command::{
-    Answer, CommandLine, EXIT_USAGE, NoCommand, Output, ask, complain, mistakes, print, read_file,
-    say, usage,
+    Answer, CommandLine, EXIT_USAGE, NoCommand, Output, Rotate, RotateArgs, RotateCommand, ask,
+    complain, mistakes, print, read_file, rotate, say, usage,
 };
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Kind};

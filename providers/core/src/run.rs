@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser};
 use serde_json::Value;
 
@@ -58,7 +59,7 @@ pub fn run<P: CommandLine>() -> ExitCode {
     let name = format!("sidekey-{}", P::NAME);
     let command = CommandTree::<P>::command()
         .name(name.clone())
-        .bin_name(name)
+        .bin_name(name.clone())
         .about(P::ABOUT)
         .after_help(P::EXAMPLES)
         .version(crate::VERSION);
@@ -66,6 +67,9 @@ pub fn run<P: CommandLine>() -> ExitCode {
         .try_get_matches_from(arguments(std::env::args_os()))
         .and_then(|matches| CommandTree::<P>::from_arg_matches(&matches));
     match tree {
+        Err(error) if is_unable_to_rotate(&error) => usage(&format!(
+            "{name} cannot ask its KMS for a new version of a key: rotate the key at the KMS itself, or give the control plane a new key"
+        )),
         Err(error) => {
             // Nothing more can be done if the terminal is gone.
             let _ = error.print();
@@ -78,6 +82,13 @@ pub fn run<P: CommandLine>() -> ExitCode {
         }
         Ok(CommandTree { process, flags, command: None }) => serve::<P>(process, flags),
     }
+}
+
+/// Whether the command line asks for `rotate`, which this provider has not: whoever asks the same
+/// of all of them must understand the answer.
+fn is_unable_to_rotate(error: &clap::Error) -> bool {
+    let asked = error.get(ContextKind::InvalidSubcommand);
+    matches!(asked, Some(ContextValue::String(name)) if name == "rotate")
 }
 
 /// Reads the configuration and runs until told to stop.
@@ -254,5 +265,22 @@ impl Lasting {
         for (fields, _) in changed.into_iter().filter(|(_, changed)| *changed) {
             tracing::warn!(fields, "the change of these takes effect at the next start");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Scripted;
+
+    #[test]
+    fn a_provider_that_cannot_rotate_is_told_from_a_word_that_nobody_knows() {
+        let refusal = |word: &str| {
+            let line = ["x", word, "--config=y", "--key=1"];
+            CommandTree::<Scripted>::command().try_get_matches_from(line).unwrap_err()
+        };
+        assert!(is_unable_to_rotate(&refusal("rotate")));
+        assert!(!is_unable_to_rotate(&refusal("rotated")));
+        assert!(refusal("rotated").use_stderr(), "both are bad usage");
     }
 }

@@ -7,9 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Deserialize;
+use tokio::time::Instant;
 
 use crate::config::Problems;
-use crate::{Call, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
+use crate::{
+    Answer, Call, CommandLine, Error, Files, KeyId, Kind, NoCommand, Output, Provider, Rotate,
+    Sealed, Secret,
+};
 
 /// All KMSs of the test process, by name: a configuration can only hold a name.
 static ALL: Mutex<BTreeMap<String, Arc<Kms>>> = Mutex::new(BTreeMap::new());
@@ -38,6 +42,9 @@ pub(crate) struct State {
     pub(crate) decrypts: u32,
     pub(crate) connects: u32,
     pub(crate) closes: u32,
+    pub(crate) rotations: u32,
+    /// A rotation shows only after so many looks.
+    pub(crate) lags: u32,
 }
 
 /// The provider of [`Kms`].
@@ -132,6 +139,7 @@ impl Provider for Scripted {
     async fn key_id(&self) -> Result<KeyId, Error> {
         self.kms.call(self.token.as_deref()).await?;
         let (kek, version) = self.kms.ask(|state| (state.kek, state.version));
+        self.kms.set(State::look);
         KeyId::new(&format!("{kek}/{version}"))
     }
 
@@ -167,6 +175,47 @@ impl Provider for Scripted {
 
     async fn close(&self) {
         self.kms.set(|state| state.closes += 1);
+    }
+}
+
+impl State {
+    /// Whoever has been asked for a new version gets on with it.
+    fn look(&mut self) {
+        if self.rotations > 0 && self.version <= self.rotations {
+            self.lags = self.lags.saturating_sub(1);
+            self.version += u32::from(self.lags == 0);
+        }
+    }
+}
+
+impl Rotate for Scripted {
+    async fn rotate(&self, _: Instant) -> Result<(), Error> {
+        self.kms.call(self.token.as_deref()).await?;
+        self.kms.set(|state| state.rotations += 1);
+        Ok(())
+    }
+}
+
+/// No flags, and no command of its own: one that cannot rotate.
+#[derive(Debug, clap::Args)]
+pub(crate) struct NoFlags {}
+
+impl CommandLine for Scripted {
+    const ABOUT: &'static str = "for tests";
+    const EXAMPLES: &'static str = "";
+    type Flags = NoFlags;
+    type Command = NoCommand;
+
+    fn keys(_: &NoFlags) -> Result<Option<serde_json::Value>, Error> {
+        Ok(None)
+    }
+
+    fn output(command: &NoCommand) -> Output {
+        match *command {}
+    }
+
+    fn execute(command: NoCommand) -> Result<Answer, Error> {
+        match command {}
     }
 }
 

@@ -72,7 +72,10 @@ impl Client {
     /// Asks one server after the other until one has an answer of its own, good or bad. The last
     /// one gets all the time that is left.
     pub(crate) async fn ask(&self, request: &Request, deadline: Instant) -> Result<Answer, Error> {
-        let candidates = self.candidates();
+        let mut candidates = self.candidates();
+        if request.once {
+            candidates.truncate(1);
+        }
         let last = candidates.len().saturating_sub(1);
         let mut failure = None;
         for (turn, (index, server)) in candidates.into_iter().enumerate() {
@@ -248,6 +251,7 @@ mod tests {
             namespace: None,
             token: None,
             index: None,
+            once: false,
         };
         let location = HeaderValue::try_from(location).ok();
         let status = StatusCode::TEMPORARY_REDIRECT;

@@ -9,7 +9,7 @@ mod environment;
 
 use clap::Args;
 use serde_json::Value;
-use sidekey_core::{Answer, CommandLine, Error, NoCommand, Output, complain};
+use sidekey_core::{Answer, CommandLine, Error, Output, RotateCommand, complain, rotate};
 
 use crate::Vault;
 use crate::given;
@@ -170,10 +170,11 @@ impl CommandLine for Vault {
   sidekey-vault -listen-address=unix:///var/run/kmsplugin/kms-1.sock -vault-address=https://vault:8200 -vault-key-path=transit/keys/kms -approle-role-id=ID -approle-secret-id-path=/run/vault/secret-id -tls-ca-file=/run/vault/ca.crt -metrics-port=0
   sidekey-vault -auth-method approle -approle-role-id ID -approle-secret-id SECRET -vault-address https://vault:8200 -transit-key kms -socket unix:///opt/kms/vaultkms.socket -health-port 8080
   sidekey-vault check --config vault.yaml
+  sidekey-vault rotate --config vault.yaml --key 1
 
 Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
     type Flags = Flags;
-    type Command = NoCommand;
+    type Command = RotateCommand;
 
     fn keys(flags: &Flags) -> Result<Option<Value>, Error> {
         let environment = |name: &str| std::env::var(name).ok();
@@ -196,12 +197,12 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
         flags.map_or_else(|| serde_json::json!({}), |flags| process(&flags))
     }
 
-    fn output(command: &NoCommand) -> Output {
-        match *command {}
+    fn output(command: &RotateCommand) -> Output {
+        command.output()
     }
 
-    fn execute(command: NoCommand) -> Result<Answer, Error> {
-        match command {}
+    fn execute(command: RotateCommand) -> Result<Answer, Error> {
+        rotate::<Self>(command)
     }
 }
 

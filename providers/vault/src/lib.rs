@@ -34,6 +34,7 @@ mod flags;
 mod given;
 mod lineage;
 mod lockout;
+mod rotate;
 mod server;
 mod session;
 #[cfg(test)]

@@ -65,6 +65,9 @@ pub(crate) struct Request {
     pub(crate) token: Option<HeaderValue>,
     /// What the server must know to answer: the state after our login.
     pub(crate) index: Option<HeaderValue>,
+    /// Whether to do it twice is something else than to do it once: then it is sent to one server,
+    /// on a new connection.
+    pub(crate) once: bool,
 }
 
 /// What a server answered, good or bad. Not `Debug`: there are secrets in it.
@@ -130,10 +133,10 @@ impl Server {
     ) -> Result<Answer, Error> {
         // Never closed.
         let _permit = self.connections.acquire().await;
-        if let Some(sender) = self.reuse().await {
+        let kept = if request.once { None } else { self.reuse().await };
+        if let Some(sender) = kept {
             match self.exchange(sender, request).await {
-                // The server may have closed it a moment ago: everything that we ask may be
-                // asked twice.
+                // The server may have closed it a moment ago: this may be asked twice.
                 Err(error) => {
                     tracing::debug!(server = %self.address, %error, "a kept connection broke");
                 }

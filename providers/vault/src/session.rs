@@ -315,7 +315,7 @@ impl Session {
 
     fn envelope(&self, method: Method, path: &str, body: Bytes) -> Request {
         let (namespace, path) = (self.namespace.clone(), path.to_owned());
-        Request { method, path, body, namespace, token: None, index: None }
+        Request { method, path, body, namespace, token: None, index: None, once: false }
     }
 
     /// Gives the token back at once, for all who share it: the process ends.

@@ -98,7 +98,8 @@ mod tests {
         let signed = |token: &Token| {
             let (method, path) = (http::Method::GET, String::new());
             let (body, namespace) = (Bytes::new(), None);
-            let mut request = Request { method, path, body, namespace, token: None, index: None };
+            let mut request =
+                Request { method, path, body, namespace, token: None, index: None, once: false };
             token.sign(&mut request);
             assert!(request.token.is_some());
             request.index

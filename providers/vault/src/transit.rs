@@ -1,4 +1,4 @@
-//! The three calls to the transit engine.
+//! The calls to the transit engine.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -170,6 +170,29 @@ impl Transit {
         Ok((first, text(1).is_some()))
     }
 
+    /// Asks for a new version of the key.
+    pub(crate) fn rotate(&self) -> Request {
+        let mut request = self.request(Method::POST, "keys", Bytes::from_static(b"{}"));
+        request.path.push_str("/rotate");
+        request.once = true;
+        request
+    }
+
+    /// Whether it was made.
+    pub(crate) fn rotated(&self, answer: &Answer) -> Result<(), Error> {
+        if answer.status.is_success() {
+            return Ok(());
+        }
+        let error = answer::refused(answer, &format!("rotate {}", self.kek.shown()));
+        match answer.status.as_u16() {
+            403 => Err(error.with_hint(format!(
+                "the policy must allow update on {}/rotate; serving does not need it",
+                self.path("keys")
+            ))),
+            _ => Err(error),
+        }
+    }
+
     /// What a refusal of a call means, when the key itself is in order.
     pub(crate) fn denied(&self, answer: &Answer, call: &str) -> Error {
         let error = answer::refused(answer, &format!("{call} with {}", self.kek.shown()));
@@ -189,7 +212,7 @@ impl Transit {
 
     fn request(&self, method: Method, call: &str, body: Bytes) -> Request {
         let (path, namespace) = (self.path(call), self.namespace.clone());
-        Request { method, path, body, namespace, token: None, index: None }
+        Request { method, path, body, namespace, token: None, index: None, once: false }
     }
 }
 

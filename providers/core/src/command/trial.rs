@@ -1,5 +1,7 @@
 //! Keys tried out without being served: what `check --connect` does.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use crate::backend::Backend;
@@ -25,12 +27,17 @@ pub(crate) async fn try_out(config: &ProcessConfig) -> Vec<Trial> {
     trials
 }
 
-async fn try_key(spec: &KeySpec, deadline: Instant) -> Result<(KeyId, Option<String>), Error> {
+/// A client of the key, made of its files as they are now.
+pub(crate) async fn open(spec: &KeySpec) -> Result<Arc<dyn Backend>, Error> {
     let read = |paths: &std::collections::BTreeSet<std::path::PathBuf>| {
         Files::read(paths.iter().map(|path| path.as_path()))
     };
     let files = read(&spec.connector.all_files(&read(spec.connector.files())?))?;
-    let backend = spec.connector.connect(&files, None).await?;
+    spec.connector.connect(&files, None).await
+}
+
+async fn try_key(spec: &KeySpec, deadline: Instant) -> Result<(KeyId, Option<String>), Error> {
+    let backend = open(spec).await?;
     let result = prove(&*backend, spec, deadline).await;
     // What was taken for the trial is given back; if not, it expires by itself.
     let _ = backend.close().await;

@@ -86,9 +86,10 @@ impl Stage {
 
     /// What the role may do with every key of the engine, as the README has it.
     pub(crate) async fn allow(&self, what: &[&str]) -> Result<()> {
-        let paths = ["keys", "encrypt", "decrypt"].map(|verb| format!("{}/{verb}/*", self.name));
+        let paths = ["keys/*", "encrypt/*", "decrypt/*", "keys/kms/rotate"];
+        let paths = paths.map(|path| format!("{}/{path}", self.name));
         let can = |word| what.contains(&word);
-        let rules: [(&str, &[&str]); 3] = [
+        let rules: [(&str, &[&str]); 4] = [
             (&paths[0], if can("read") { &["read"] } else { &["deny"] }),
             (
                 &paths[1],
@@ -99,6 +100,7 @@ impl Stage {
                 },
             ),
             (&paths[2], if can("decrypt") { &["update"] } else { &["deny"] }),
+            (&paths[3], if can("rotate") { &["update"] } else { &["deny"] }),
         ];
         self.bao.policy(&self.name, &rules).await
     }

@@ -11,6 +11,7 @@ mod files;
 mod keys;
 pub mod names;
 mod parse;
+mod period;
 mod plane;
 mod raw;
 
@@ -23,6 +24,7 @@ use serde_json::{Map, Value, json};
 use sidekey_core::config::Problems;
 
 pub(crate) use parse::is_label as is_name;
+pub use period::parse_period;
 pub use plane::{ControlPlane, EtcdAccess, EtcdTls, Injection};
 pub use sidekey_core::config::KeyNumber;
 

@@ -26,5 +26,6 @@ pub mod pki;
 pub mod proxy;
 pub mod reconcile;
 pub mod roll;
+pub mod schedule;
 pub mod status;
 pub mod webhook;

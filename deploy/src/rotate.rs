@@ -16,5 +16,6 @@ mod store;
 
 pub use drive::{Observer, Patience, World, abort, begin, drive};
 pub use plane::{Plane, turns};
+pub(crate) use state::HISTORY;
 pub use state::{Past, Stage, State, Step, Turn};
 pub use store::{Kept, Store};

@@ -9,6 +9,7 @@ use sidekey_core::config::{Problems, parse_duration, read};
 
 use super::files::{check_paths, files, source};
 use super::keys::keys;
+use super::period::parse_period;
 use super::plane::control_plane;
 use super::raw::{Raw, RawAutoRotation, RawCipher, RawSpec};
 use super::{
@@ -89,7 +90,12 @@ fn duration(path: &str, text: Option<&str>, default: &str, problems: &mut Proble
 fn auto_rotation(raw: &RawAutoRotation, problems: &mut Problems) -> Option<AutoRotation> {
     let every = problems.within("autoRotation", |problems| {
         let every = problems.require("every", &raw.every)?;
-        Some(duration("every", Some(every), "", problems))
+        match parse_period(every) {
+            Ok(period) if period.is_zero() => problems.add("every", "must be longer than zero"),
+            Ok(_) => {}
+            Err(error) => problems.add("every", &error),
+        }
+        Some(every.clone())
     })?;
     Some(AutoRotation { every })
 }

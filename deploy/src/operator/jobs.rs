@@ -1,7 +1,7 @@
 //! Work that the operator has done by others: Jobs in the control plane's namespace.
 //!
 //! They prove a key with the provider's real image, wait for every kube-apiserver, rewrite what is
-//! stored and count etcd. The kubeconfig of the hosted cluster and the certificates of its etcd are
+//! stored, count etcd and ask vendors for new versions. The kubeconfig of the hosted cluster and the certificates of its etcd are
 //! mounted by kubelet and are never seen by the operator, whose Job says what it found in its
 //! termination message.
 //!
@@ -45,6 +45,8 @@ pub enum Task {
     Migrate(MigrateTask),
     /// Count in etcd whether something may go.
     Census(CensusTask),
+    /// Ask the vendor for a new version of a key.
+    Rotate(RotateTask),
 }
 
 /// A key to be proven, with the content of its files. It must be one that Sidekey runs the
@@ -88,8 +90,23 @@ pub struct CensusTask {
     pub legacy: Vec<String>,
     /// Providers whose data from before the shim is not that key's.
     pub others: Vec<String>,
+    /// What tells this count from one of another time.
+    pub occasion: String,
     /// For tests alone: how far apart the counts must be.
     pub apart_for_tests: Option<Duration>,
+}
+
+/// A key that is to get a new version at its vendor. It must be one that Sidekey runs the provider
+/// of.
+#[derive(Clone, Debug)]
+pub struct RotateTask {
+    /// The key.
+    pub key: Key,
+    /// What its files hold.
+    pub files: ResolvedFiles,
+    /// The hash of its key_id as the shims announce it: with any other nothing is done, so that a
+    /// Job which is run again does not ask twice.
+    pub key_id_hash: String,
 }
 
 /// What became of it.
@@ -103,7 +120,7 @@ pub enum Found {
         progress: Option<String>,
     },
     /// It is done, and the answer is yes: the key may go live, everything is rewritten, nothing
-    /// needs what is to go.
+    /// needs what is to go, the key has a new version (`after` is the hash of its key_id).
     Succeeded(Value),
     /// It is not so.
     Failed {
@@ -122,6 +139,7 @@ impl Task {
             Self::Gate(_) => "gate",
             Self::Migrate(_) => "migrate",
             Self::Census(_) => "census",
+            Self::Rotate(_) => "ask",
         }
     }
 
@@ -129,7 +147,9 @@ impl Task {
     pub fn job_name(&self) -> String {
         let label = self.label();
         match self {
-            Self::Preflight(task) => format!("sidekey-{label}-{}", task.key.id),
+            Self::Preflight(PreflightTask { key, .. }) | Self::Rotate(RotateTask { key, .. }) => {
+                format!("sidekey-{label}-{}", key.id)
+            }
             Self::Gate(_) | Self::Migrate(_) => format!("sidekey-{label}"),
             Self::Census(CensusTask { subject: Subject::Key(id), .. }) => {
                 format!("sidekey-{label}-key-{id}")

@@ -6,6 +6,7 @@
 use kube::api::DynamicObject;
 use serde::{Deserialize, Serialize};
 
+use crate::operator::schedule::Version;
 use crate::rotate::{Past, Stage, Turn};
 
 /// What is so.
@@ -50,6 +51,10 @@ pub struct Status {
     /// A key_id that has moved at the vendor, and since when it is seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moved: Option<Moved>,
+    /// The version of the write key that the next one is counted from, where a schedule asks for
+    /// them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto_rotation: Option<Version>,
 }
 
 /// A condition, as Kubernetes has them.

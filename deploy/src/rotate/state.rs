@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 
 /// Past rotations that are remembered.
-const HISTORY: usize = 5;
+pub(crate) const HISTORY: usize = 5;
 
 /// Where a rotation stands, in HyperShift's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -212,7 +212,8 @@ impl State {
         Ok(next)
     }
 
-    fn past(&self) -> Option<Past> {
+    /// What it will be remembered as, once it is over.
+    pub fn past(&self) -> Option<Past> {
         Some(Past {
             from: self.from.clone(),
             to: self.to.clone(),

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::model::SecretEncryption;
+use crate::operator::schedule::{Refusal, Version};
 use crate::operator::status::{
     Condition, HealthReport, KeyState, Moved, ReplicaState, Retired, Rotation, Status,
 };
@@ -38,7 +39,7 @@ spec:
   ciphers: [{name: c, type: aescbc, secret: {name: c, key: key}}, {name: d, type: aesgcm, configMap: {name: d, key: key}}]
   write: keys
   convergence: 5m
-  autoRotation: {every: 720h}
+  autoRotation: {every: 30d}
   keys:
   - id: 1
     type: vault
@@ -123,6 +124,11 @@ fn full_status() -> Status {
         }],
         encrypted_under: Some("sha256:00".into()),
         moved: Some(Moved { key_id_hash: "sha256:00".into(), since: time() }),
+        auto_rotation: Some(Version {
+            key_id_hash: "sha256:00".into(),
+            since: time(),
+            refused: Some(Refusal { time: time(), terminal: true, reason: "denied".into() }),
+        }),
     }
 }
 

@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use sidekey_core::config::document;
 use sidekey_core::{Secret, hex, sha256};
 
-use super::{CensusTask, GateTask, LABEL_JOB, MigrateTask, PreflightTask, Task};
+use super::{CensusTask, GateTask, LABEL_JOB, MigrateTask, PreflightTask, RotateTask, Task};
 use crate::Error;
 use crate::census::Subject;
 use crate::migrate::Selection;
-use crate::model::{FileSource, ObjectKey, Role, SecretEncryption, Writer, names};
-use crate::render::{PartName, Phase, manifest, render};
+use crate::model::{FileSource, Key, ObjectKey, Role, SecretEncryption, Writer, names};
+use crate::render::{PartName, Phase, ResolvedFiles, manifest, render};
 
 /// The container that answers.
 pub(super) const CONTAINER: &str = "sidekey";
@@ -31,6 +31,8 @@ const CANARY_FILE: &str = "canary.json";
 const KEPT_SECONDS: u32 = 3600;
 /// Longer than the trial and than images take to come.
 const PREFLIGHT_SECONDS: u32 = 600;
+/// Vendors take their time until a new version is there.
+const ROTATE_SECONDS: u32 = 300;
 
 /// What is sent.
 pub(super) struct Plan {
@@ -44,6 +46,8 @@ pub(super) struct Plan {
 
 /// What tells one pod from another.
 struct Work {
+    /// Whose image it is.
+    image: String,
     args: Vec<String>,
     volumes: Vec<Value>,
     mounts: Vec<Value>,
@@ -62,6 +66,7 @@ impl Plan {
             Task::Gate(gate) => (waiting(encryption, gate)?, None),
             Task::Migrate(task) => (migrate(encryption, task)?, None),
             Task::Census(task) => (census(encryption, task)?, None),
+            Task::Rotate(task) => rotate(encryption, task, &name)?,
         };
         let (managed, by) = names::MANAGED_BY;
         let labels = json!({
@@ -87,6 +92,7 @@ impl Plan {
 impl Work {
     fn new<const N: usize>(args: [&str; N]) -> Self {
         Self {
+            image: "sidekey".to_owned(),
             args: args.map(str::to_owned).to_vec(),
             volumes: Vec::new(),
             mounts: Vec::new(),
@@ -109,7 +115,7 @@ impl Work {
     fn job(mut self, encryption: &SecretEncryption, labels: &Value) -> Value {
         self.arg("--output=json");
         self.arg(format!("--result-file={ANSWER}"));
-        let mut container = container(CONTAINER, &encryption.image("sidekey"), &self.args);
+        let mut container = container(CONTAINER, &encryption.image(&self.image), &self.args);
         container["volumeMounts"] = self.mounts.into();
         let mut spec = json!({
             // Who retries is the operator, which knows why; it looks before this is reached.
@@ -222,7 +228,7 @@ fn census(encryption: &SecretEncryption, task: &CensusTask) -> Result<Work, Erro
     if let Some(apart) = task.apart_for_tests {
         work.arg(format!("--apart-for-tests={}ms", apart.as_millis()));
     }
-    work.arg(format!("--state={STATE}/first.json"));
+    work.arg(format!("--state={STATE}/first-{}.json", task.occasion));
     work.mount("state", STATE, ("emptyDir", json!({})));
     let etcd = &encryption.spec.control_plane.etcd;
     work.arg(format!("--endpoints={}", etcd.endpoints.join(",")));
@@ -266,7 +272,7 @@ fn preflight(
         return Err(Error::usage(format!("key {} is served by others", key.id))
             .hint("prove it where its plugin runs: sidekey preflight --socket"));
     }
-    let mut files = provider_files(encryption, task)?;
+    let mut files = provider_files(encryption, key, &task.files)?;
     let mut work = Work::new(["preflight", "--timeout=60s"]);
     work.arg(format!("--socket={}", key.listen));
     if key.role == Role::Read {
@@ -294,24 +300,49 @@ fn preflight(
     Ok((work, Some(files)))
 }
 
+/// The provider's own command, with just the file that it would serve with.
+fn rotate(
+    encryption: &SecretEncryption,
+    task: &RotateTask,
+    name: &str,
+) -> Result<(Work, Option<BTreeMap<String, Secret>>), Error> {
+    let key = &task.key;
+    if key.is_external() {
+        return Err(Error::usage(format!("key {} is served by others", key.id))
+            .hint("rotate it where its plugin runs, or at its KMS"));
+    }
+    let files = provider_files(encryption, key, &task.files)?;
+    let mut work = Work::new(["rotate"]);
+    work.image = key.vendor.clone();
+    work.arg(format!("--config={}/{}", names::MOUNT, names::CONFIG_FILE));
+    work.arg(format!("--key={}", key.id));
+    work.arg(format!("--shim-key={}-{}", key.id, key.fingerprint()));
+    work.arg(format!("--if-key-id-hash={}", task.key_id_hash));
+    work.arg(format!("--timeout={ROTATE_SECONDS}s"));
+    work.mount("provider", names::MOUNT, ("secret", json!({"secretName": name})));
+    work.deadline = Some(u64::from(ROTATE_SECONDS + PREFLIGHT_SECONDS));
+    Ok((work, Some(files)))
+}
+
 /// What the provider would mount, if this were its only key.
 fn provider_files(
     encryption: &SecretEncryption,
-    task: &PreflightTask,
+    key: &Key,
+    resolved: &ResolvedFiles,
 ) -> Result<BTreeMap<String, Secret>, Error> {
     let mut alone = encryption.clone();
     let spec = &mut alone.spec;
-    spec.keys = vec![task.key.clone()];
+    spec.keys = vec![key.clone()];
     spec.keys[0].role = Role::Write;
     spec.write = Writer::Keys;
     spec.legacy_key = None;
     spec.adopt.clear();
     spec.ciphers.clear();
     spec.shim_files.clear();
-    let rendered = render(&alone, 1, &task.files, Phase::Settled)?;
-    let part = rendered.part(&PartName::Provider(task.key.vendor.clone()));
+    let rendered = render(&alone, 1, resolved, Phase::Settled)?;
+    let part = rendered.part(&PartName::Provider(key.vendor.clone()));
     let mut files = part.map(|part| part.files.clone()).unwrap_or_default();
-    let unreadable = || Error::failed(format!("key {} gives no provider's file", task.key.id));
+    let unreadable = || Error::failed(format!("key {} gives no provider's file", key.id));
     let text = files.get(names::CONFIG_FILE).and_then(Secret::as_text).ok_or_else(unreadable)?;
     let mut config = document(text).map_err(|problems| unreadable().because(problems))?;
     // Tried often: whoever waits here wants to know soon.

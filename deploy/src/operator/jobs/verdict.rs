@@ -3,6 +3,7 @@
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use serde_json::Value;
+use sidekey_core::Kind;
 
 use super::manifest::{CONTAINER, PROVIDER};
 use super::{Found, Task};
@@ -137,15 +138,22 @@ fn answer(task: &Task, ended: &ContainerStateTerminated, beside: Option<Found>) 
         said => said.to_owned(),
     });
     let no = code == Exit::No as i32;
-    let unknown = document.is_some_and(|said| said["mayDrop"] == "unknown");
+    let said = document.unwrap_or_default();
     let terminal = match task {
         _ if code == Exit::Usage as i32 => true,
         // What is still needed may be rewritten; what cannot be told needs somebody who knows.
-        Task::Census(_) => unknown,
+        Task::Census(_) => said["mayDrop"] == "unknown",
         Task::Preflight(_) => no,
+        Task::Rotate(_) => stays(&said["kind"]),
         Task::Gate(_) | Task::Migrate(_) => false,
     };
     failed(terminal, format!("{reason} (exit code {code})"))
+}
+
+/// Whether a provider's failure of this kind stays until somebody changes something.
+fn stays(kind: &Value) -> bool {
+    let kind = Kind::ALL.into_iter().find(|known| *kind == known.label());
+    kind.is_some_and(|kind| kind != Kind::Bug && !kind.is_transient())
 }
 
 /// The answer of a Job that has succeeded, if it is really yes.
@@ -155,6 +163,10 @@ fn yes(task: &Task, mut document: Value) -> Found {
         Task::Gate(_) => document["kind"] == "Gate",
         Task::Migrate(_) => document["complete"] == true && document["dryRun"] == false,
         Task::Census(_) => document["mayDrop"] == "yes",
+        Task::Rotate(task) => {
+            let after = document["after"].as_str();
+            after.is_some_and(|after| after.starts_with("sha256:") && after != task.key_id_hash)
+        }
     };
     if !is_yes {
         return failed(false, format!("it has not said yes: {document}"));

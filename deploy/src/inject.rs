@@ -16,6 +16,7 @@ mod flags;
 mod hosted;
 mod input;
 mod pods;
+mod presence;
 mod profiles;
 mod record;
 mod strip;
@@ -31,6 +32,7 @@ use serde_json::json;
 
 use crate::{Error, VERSION};
 pub use input::{Described, described, sidecars};
+pub use presence::{is_whole, vendors_of};
 pub use profiles::{AwsKms, AzureAccess, AzureKms, HostedKms, IbmKms, Sidecars, VaultPlugin};
 pub use record::Profile;
 use text::Draft;
@@ -119,6 +121,12 @@ pub fn form_of(annotations: &BTreeMap<String, String>) -> Option<String> {
     let text = annotations.get(record::ANNOTATION)?;
     let record: Option<record::Record> = serde_json::from_str(text).ok();
     Some(record.map(|record| record.form).unwrap_or_default())
+}
+
+/// The sidecar of a vendor's provider, and the volumes that it mounts: as it is put into pods of
+/// kube-apiserver, for pods of its own.
+pub(crate) fn provider(vendor: &str, image: &str) -> (serde_json::Value, Vec<serde_json::Value>) {
+    profiles::provider(vendor, image)
 }
 
 /// Changes one object after the other; all mistakes are told at once.

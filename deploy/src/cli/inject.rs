@@ -147,7 +147,7 @@ fn wanted(args: &Args) -> Result<Wanted, Error> {
     match &mut wanted.sidecars {
         Sidecars::OpenShift { secret, .. } => secret.clone_from(&args.encryption_config_secret),
         Sidecars::HyperShift { minter, .. } => minter.clone_from(&args.token_minter_image),
-        Sidecars::Sidekey { .. } => {}
+        Sidecars::Sidekey { .. } | Sidecars::Configuration => {}
     }
     Ok(wanted)
 }

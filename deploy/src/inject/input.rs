@@ -55,6 +55,7 @@ pub fn described(text: &str, profile: Profile, name: &str) -> Result<Described, 
 pub fn sidecars(encryption: &SecretEncryption, profile: Profile) -> Result<Sidecars, Problems> {
     let spec = &encryption.spec;
     match profile {
+        Profile::Sidekey if spec.keys.is_empty() => Ok(Sidecars::Configuration),
         Profile::Sidekey => {
             let proxied = spec.placement == Placement::Proxy;
             let vendors = encryption.vendors();

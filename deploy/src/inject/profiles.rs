@@ -21,6 +21,8 @@ pub enum Sidecars {
         /// Names of providers: `vault`, `aws`.
         vendors: Vec<String>,
     },
+    /// None: kube-apiserver holds its keys itself, and only gets its file.
+    Configuration,
     /// One for each key.
     OpenShift {
         /// The keys.
@@ -41,7 +43,7 @@ impl Sidecars {
     /// Whose manner this is.
     pub fn profile(&self) -> Profile {
         match self {
-            Self::Sidekey { .. } => Profile::Sidekey,
+            Self::Sidekey { .. } | Self::Configuration => Profile::Sidekey,
             Self::OpenShift { .. } => Profile::OpenShift,
             Self::HyperShift { .. } => Profile::HyperShift,
         }
@@ -50,6 +52,7 @@ impl Sidecars {
     pub(super) fn addition(&self, wanted: &Wanted, facts: &Facts) -> Addition {
         match self {
             Self::Sidekey { vendors } => sidekey::addition(vendors, wanted, facts),
+            Self::Configuration => sidekey::configuration(facts),
             Self::OpenShift { plugins, secret } => {
                 openshift::addition(plugins, secret.as_deref(), wanted, facts)
             }
@@ -58,6 +61,11 @@ impl Sidecars {
             }
         }
     }
+}
+
+/// A vendor's sidecar and the volumes that it mounts.
+pub(super) fn provider(vendor: &str, image: &str) -> (Value, Vec<Value>) {
+    sidekey::provider(vendor, image, &Facts::default())
 }
 
 /// Asks whether a program listens, nothing more: a KMS that is away is no reason to restart.

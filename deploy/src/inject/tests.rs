@@ -260,3 +260,18 @@ fn a_flag_that_somebody_has_changed_since_is_not_touched() {
     assert!(out.warnings[0].contains("--encryption-provider-config was changed since"));
     assert!(!out.text.contains("sidekey-shim"));
 }
+
+#[test]
+fn keys_of_kube_apiservers_own_need_its_file_and_no_sidecar() {
+    let wanted = Wanted { sidecars: Sidecars::Configuration, ..sidekey(&[]) };
+    let injected = injected(HOSTED, &wanted);
+    let before = nth(HOSTED, 1)["spec"]["template"]["spec"].clone();
+    let spec = nth(&injected.text, 1)["spec"]["template"]["spec"].clone();
+    assert_eq!(spec["initContainers"], before["initContainers"]);
+    let added: Vec<&str> = names(&spec["volumes"])
+        .into_iter()
+        .filter(|name| !names(&before["volumes"]).contains(name))
+        .collect();
+    assert_eq!(added, ["kms-encryption"]);
+    assert!(injected.text.contains("--encryption-provider-config="), "{}", injected.text);
+}

@@ -16,33 +16,50 @@ const ENCRYPTION: &str = "/etc/kubernetes/encryption";
 /// The user of our images.
 const UID: u64 = 65532;
 
+/// kube-apiserver's file, and nothing beside it.
+pub(super) fn configuration(facts: &Facts) -> Addition {
+    Addition {
+        volumes: vec![encryption(facts)],
+        mounts: vec![read_only("kms-encryption", ENCRYPTION)],
+        flags: vec![(CONFIG, format!("{ENCRYPTION}/encryption.yaml")), (RELOAD, "true".to_owned())],
+        ..Addition::default()
+    }
+}
+
+fn encryption(facts: &Facts) -> Value {
+    files("kms-encryption", "sidekey-encryption-config", "kube-apiserver", facts)
+}
+
 pub(super) fn addition(vendors: &[String], wanted: &Wanted, facts: &Facts) -> Addition {
-    let mut volumes = vec![
-        json!({"name": "kms-sockets", "emptyDir": {"medium": "Memory"}}),
-        files("kms-encryption", "sidekey-encryption-config", "kube-apiserver", facts),
-        files("kms-shim", "sidekey-shim", "shim", facts),
-    ];
+    let mut volumes =
+        vec![sockets(), encryption(facts), files("kms-shim", "sidekey-shim", "shim", facts)];
     let mut init_containers = Vec::new();
     // The last to start is the first to end: the shim before those that it needs.
     for vendor in vendors {
-        let (program, volume) = (format!("sidekey-{vendor}"), format!("kms-provider-{vendor}"));
-        let admin = format!("{SOCKETS}/{vendor}-admin.sock");
-        let args = [config(), format!("--admin-socket={admin}")];
-        let image = wanted.image(vendor);
-        init_containers.push(sidecar(&program, &image, &args, &admin, &volume, facts));
-        volumes.push(files(&volume, &format!("sidekey-provider-{vendor}"), vendor, facts));
+        let (container, mut own) = provider(vendor, &wanted.image(vendor), facts);
+        init_containers.push(container);
+        volumes.extend(own.pop());
     }
     let listen = format!("{SOCKETS}/kms.sock");
     let args = [config(), format!("--listen=unix://{listen}")];
     let image = wanted.image("shim");
     init_containers.push(sidecar("sidekey-shim", &image, &args, &listen, "kms-shim", facts));
-    Addition {
-        init_containers,
-        volumes,
-        mounts: vec![mount("kms-sockets", SOCKETS), read_only("kms-encryption", ENCRYPTION)],
-        flags: vec![(CONFIG, format!("{ENCRYPTION}/encryption.yaml")), (RELOAD, "true".to_owned())],
-        ..Addition::default()
-    }
+    let mut addition = configuration(facts);
+    addition.mounts.insert(0, mount("kms-sockets", SOCKETS));
+    Addition { init_containers, volumes, ..addition }
+}
+
+/// A vendor's sidecar, and its volumes: the sockets, and its own head last.
+pub(super) fn provider(vendor: &str, image: &str, facts: &Facts) -> (Value, Vec<Value>) {
+    let (program, volume) = (format!("sidekey-{vendor}"), format!("kms-provider-{vendor}"));
+    let admin = format!("{SOCKETS}/{vendor}-admin.sock");
+    let args = [config(), format!("--admin-socket={admin}")];
+    let head = files(&volume, &format!("sidekey-provider-{vendor}"), vendor, facts);
+    (sidecar(&program, image, &args, &admin, &volume, facts), vec![sockets(), head])
+}
+
+fn sockets() -> Value {
+    json!({"name": "kms-sockets", "emptyDir": {"medium": "Memory"}})
 }
 
 fn config() -> String {

@@ -1,0 +1,320 @@
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use serde_json::json;
+
+use super::write::says;
+use super::*;
+use crate::operator::roll::fake::Fake;
+
+const APPS: &str = "/apis/apps/v1/namespaces/clusters-a/deployments";
+const CORE: &str = "/api/v1/namespaces/clusters-a";
+
+fn encryption(keys: &[(u64, &str)]) -> SecretEncryption {
+    let keys: Vec<Value> = keys
+        .iter()
+        .enumerate()
+        .map(|(index, (id, vendor))| {
+            let role = if index == 0 { "write" } else { "read" };
+            let mut key = json!({"id": id, "type": vendor, "role": role, "kek": {"key": "k"}});
+            if *vendor == "external" {
+                key["endpoints"] = json!(["https://plugin.example:8443"]);
+            }
+            key
+        })
+        .collect();
+    let document = json!({
+        "apiVersion": "sidekey.dev/v1alpha1", "kind": "SecretEncryption",
+        "metadata": {"name": "cluster-a", "namespace": "clusters-a"},
+        "spec": {"placement": "Proxy", "keys": keys, "images": {"proxy": "mirror/proxy:1"}},
+    });
+    SecretEncryption::from_document(&document).unwrap()
+}
+
+fn owner() -> OwnerReference {
+    OwnerReference {
+        api_version: "sidekey.dev/v1alpha1".into(),
+        kind: "SecretEncryption".into(),
+        name: "cluster-a".into(),
+        uid: "uid-of-it".into(),
+        controller: Some(true),
+        ..OwnerReference::default()
+    }
+}
+
+/// A hosted kube-apiserver with one pod.
+fn hosted() -> Fake {
+    let fake = Fake::default();
+    fake.put("/api", json!({
+        "kind": "APIVersions", "versions": ["v1"],
+        "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": "10.9.9.9:6443"}],
+    }));
+    let labels = json!({"app": "kube-apiserver"});
+    let spec = json!({
+        "containers": [{"name": "kube-apiserver"}], "priorityClassName": "api-critical",
+        "tolerations": [{"key": "hosted", "operator": "Exists"}],
+    });
+    fake.put(
+        &format!("{APPS}/kube-apiserver"),
+        json!({
+            "metadata": {"name": "kube-apiserver"},
+            "spec": {"replicas": 1, "template": {"metadata": {"labels": labels}, "spec": spec}},
+        }),
+    );
+    fake.put(
+        &format!("{CORE}/pods/kas-a"),
+        json!({
+            "metadata": {"name": "kas-a", "labels": labels}, "spec": spec,
+            "status": {"phase": "Running", "podIP": "10.1.0.7", "podIPs": [{"ip": "10.1.0.7"}]},
+        }),
+    );
+    fake
+}
+
+fn settle(fake: &Fake) {
+    let path = format!("{APPS}/sidekey-providers");
+    let mut deployment = fake.at(&path);
+    deployment["metadata"]["generation"] = 1.into();
+    deployment["status"] = json!({
+        "observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
+    });
+    fake.put(&path, deployment);
+}
+
+fn config(fake: &Fake, file: &str) -> Value {
+    let data = fake.at(&format!("{CORE}/secrets/sidekey-proxy"))["data"][file].clone();
+    let text = STANDARD.decode(data.as_str().unwrap()).unwrap();
+    sidekey_core::config::document(std::str::from_utf8(&text).unwrap()).unwrap()
+}
+
+#[test]
+fn every_key_of_ours_is_led_to_its_own_port() {
+    let mut all = encryption(&[(2, "vault"), (1, "aws"), (7, "external")]);
+    lead(&mut all);
+    let endpoints: Vec<_> = all.spec.keys.iter().map(Key::endpoints).collect();
+    assert_eq!(endpoints[0], ["https://sidekey-providers.clusters-a.svc:10002"]);
+    assert_eq!(endpoints[1], ["https://sidekey-providers.clusters-a.svc:10001"]);
+    assert_eq!(endpoints[2], ["https://plugin.example:8443"]);
+    // Whatever other keys there are.
+    let mut alone = encryption(&[(2, "vault")]);
+    lead(&mut alone);
+    assert_eq!(alone.spec.keys[0].endpoints(), endpoints[0]);
+}
+
+#[test]
+fn ports_stay_in_their_range_and_keys_that_would_share_one_are_refused() {
+    for id in [1, 9_999, 10_000, u64::MAX] {
+        assert!((FIRST_PORT..FIRST_PORT + PORTS).contains(&port(KeyNumber(id))), "{id}");
+    }
+    assert_eq!(crowded(&encryption(&[(1, "aws"), (2, "aws")])), None);
+    let text = crowded(&encryption(&[(1, "aws"), (10_001, "aws")])).unwrap();
+    assert!(text.contains("keys 1 and 10001"), "{text}");
+    let many: Vec<(u64, &str)> = (1..=101).map(|id| (id, "aws")).collect();
+    assert!(crowded(&encryption(&many)).unwrap().contains("101 keys"));
+}
+
+#[tokio::test]
+async fn what_is_applied_is_applied_once() {
+    let (fake, wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
+    let ctx = fake.context();
+    let waits = ensure(&ctx, &wish, &owner()).await.unwrap();
+    assert_eq!(waits, ["Deployment sidekey-providers has a change that nobody has taken up yet"]);
+    assert_eq!(fake.written().len(), 5);
+    settle(&fake);
+    assert_eq!(ensure(&ctx, &wish, &owner()).await.unwrap(), [""; 0]);
+    assert!(fake.written().is_empty());
+    // Credentials and settings are in heads.
+    let mut other = wish.clone();
+    other.spec.keys[0].settings = json!({"address": "https://elsewhere"});
+    lead(&mut other);
+    assert_eq!(ensure(&ctx, &other, &owner()).await.unwrap(), [""; 0]);
+    assert!(fake.written().is_empty());
+    // Somebody has scaled it.
+    let path = format!("{APPS}/sidekey-providers");
+    let mut scaled = fake.at(&path);
+    scaled["spec"]["replicas"] = 1.into();
+    fake.put(&path, scaled);
+    ensure(&ctx, &wish, &owner()).await.unwrap();
+    assert_eq!(fake.written(), [format!("PATCH {path}")]);
+    assert_eq!(fake.at(&path)["spec"]["replicas"], 2);
+}
+
+#[tokio::test]
+async fn a_new_key_adds_a_proxy_and_a_retired_one_takes_it_away() {
+    let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
+    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    let names = |fake: &Fake, list: &str| -> Vec<String> {
+        let spec =
+            fake.at(&format!("{APPS}/sidekey-providers"))["spec"]["template"]["spec"].clone();
+        let items = spec[list].as_array().unwrap().clone();
+        items.iter().map(|item| item["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&fake, "containers"), ["proxy-2"]);
+    let more = encryption(&[(3, "aws"), (2, "vault")]);
+    ensure(&fake.context(), &more, &owner()).await.unwrap();
+    assert_eq!(names(&fake, "containers"), ["proxy-3", "proxy-2"]);
+    assert_eq!(names(&fake, "initContainers"), ["sidekey-aws", "sidekey-vault"]);
+    let ports = fake.at(&format!("{CORE}/services/sidekey-providers"))["spec"]["ports"].clone();
+    assert_eq!(ports.as_array().unwrap().len(), 2);
+    fake.written();
+    ensure(&fake.context(), &encryption(&[(3, "aws")]), &owner()).await.unwrap();
+    assert_eq!(names(&fake, "containers"), ["proxy-3"]);
+    // The budget alone knows nothing of keys.
+    assert_eq!(fake.written().len(), 4);
+}
+
+#[tokio::test]
+async fn a_pod_is_restricted_lingers_and_runs_where_kube_apiserver_may() {
+    let (fake, wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
+    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    let deployment = fake.at(&format!("{APPS}/sidekey-providers"));
+    let _: Deployment = serde_json::from_value(deployment.clone()).unwrap();
+    let rolling = &deployment["spec"]["strategy"]["rollingUpdate"];
+    assert_eq!(*rolling, json!({"maxUnavailable": 0, "maxSurge": 1}));
+    let spec = &deployment["spec"]["template"]["spec"];
+    assert_eq!(spec["automountServiceAccountToken"], false);
+    assert_eq!(spec["priorityClassName"], "api-critical");
+    assert_eq!(spec["tolerations"][0]["key"], "hosted");
+    for list in ["initContainers", "containers"] {
+        for container in spec[list].as_array().unwrap() {
+            let context = &container["securityContext"];
+            assert_eq!(context["readOnlyRootFilesystem"], true);
+            assert_eq!(context["capabilities"]["drop"], json!(["ALL"]));
+            let sidecar = if list == "initContainers" { json!("Always") } else { Value::Null };
+            assert_eq!(container["restartPolicy"], sidecar, "{container}");
+        }
+    }
+    assert_eq!(spec["containers"][0]["image"], "mirror/proxy:1");
+    let command = &spec["containers"][0]["startupProbe"]["exec"]["command"];
+    assert_eq!(command[2], "--config=/etc/sidekey/key-2.yaml");
+    let volumes = spec["volumes"].to_string();
+    for secret in ["sidekey-provider-aws", "sidekey-provider-vault", "sidekey-proxy-tls"] {
+        assert_eq!(volumes.matches(&format!("\"{secret}\"")).count(), 1, "{secret}");
+    }
+    assert_eq!(volumes.matches("kms-sockets").count(), 1);
+    let file = config(&fake, "key-2.yaml");
+    assert_eq!(file["listen"], "0.0.0.0:10002");
+    assert_eq!(file["plugin"], "unix:///var/run/kmsplugin/kms-2.sock");
+    assert_eq!(file["linger"], "15s");
+    assert_eq!(
+        file["clients"],
+        json!([
+            {"san": "shim.sidekey", "allow": ["status", "encrypt", "decrypt"]},
+        ])
+    );
+}
+
+#[tokio::test]
+async fn only_kube_apiservers_pods_come_in() {
+    let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
+    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    let path = "/apis/networking.k8s.io/v1/namespaces/clusters-a/networkpolicies/sidekey-providers";
+    let policy = fake.at(path);
+    let _: NetworkPolicy = serde_json::from_value(policy.clone()).unwrap();
+    assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress"]));
+    let rule = json!([{
+        "from": [{"podSelector": {"matchLabels": {"app": "kube-apiserver"}}}],
+        "ports": [{"port": 10002, "protocol": "TCP"}],
+    }]);
+    assert_eq!(policy["spec"]["ingress"], rule);
+    let service = fake.at(&format!("{CORE}/services/sidekey-providers"));
+    let _: Service = serde_json::from_value(service).unwrap();
+    let path = "/apis/policy/v1/namespaces/clusters-a/poddisruptionbudgets/sidekey-providers";
+    let _: PodDisruptionBudget = serde_json::from_value(fake.at(path)).unwrap();
+}
+
+#[tokio::test]
+async fn where_the_service_has_ipv6_so_do_the_proxies() {
+    let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
+    fake.put(&format!("{CORE}/services/sidekey-providers"), json!({
+        "metadata": {"name": "sidekey-providers", "labels": {names::LABEL_ENCRYPTION: "cluster-a"}},
+        "spec": {"ipFamilies": ["IPv6"]},
+    }));
+    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    assert_eq!(config(&fake, "key-2.yaml")["listen"], "[::]:10002");
+}
+
+#[tokio::test]
+async fn a_pod_that_does_not_start_is_named() {
+    let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
+    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    settle(&fake);
+    fake.put(
+        &format!("{CORE}/pods/providers-a"),
+        json!({
+            "metadata": {"name": "providers-a", "labels": {SELECTOR.0: SELECTOR.1}}, "spec": {},
+            "status": {"phase": "Pending", "initContainerStatuses": [{
+                "name": "sidekey-vault", "state": {"waiting": {"reason": "ErrImagePull"}},
+            }]},
+        }),
+    );
+    let waits = ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    assert_eq!(waits, ["pod providers-a is not ready: sidekey-vault: ErrImagePull"]);
+}
+
+#[tokio::test]
+async fn nothing_of_others_is_written_or_deleted() {
+    let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
+    let theirs = json!({"metadata": {"name": "sidekey-providers"}, "spec": {"a": 1}});
+    fake.put(&format!("{CORE}/services/sidekey-providers"), theirs);
+    let error = ensure(&fake.context(), &wish, &owner()).await.unwrap_err();
+    assert!(error.report().contains("Service clusters-a/sidekey-providers is there already"));
+    assert!(fake.written().is_empty());
+}
+
+#[tokio::test]
+async fn what_is_removed_is_gone_and_costs_nothing_more() {
+    let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
+    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    fake.written();
+    // Nobody of ours is left: the same.
+    ensure(&fake.context(), &encryption(&[(7, "external")]), &owner()).await.unwrap();
+    let written = fake.written();
+    assert_eq!(written.len(), 5, "{written:?}");
+    assert_eq!(written[4], format!("DELETE {APPS}/sidekey-providers"));
+    remove(&fake.context(), &wish).await.unwrap();
+    assert!(fake.written().is_empty());
+}
+
+#[tokio::test]
+async fn a_cluster_that_may_be_its_own_is_refused() {
+    let wish = encryption(&[(2, "vault")]);
+    let fake = hosted();
+    assert_eq!(refused(&fake.context(), &wish).await.unwrap(), None);
+    let mut pod = fake.at(&format!("{CORE}/pods/kas-a"));
+    pod["status"]["hostIP"] = "10.9.9.9".into();
+    fake.put(&format!("{CORE}/pods/kas-a"), pod.clone());
+    let text = refused(&fake.context(), &wish).await.unwrap().unwrap();
+    assert!(text.contains("pod kas-a is the API server of this cluster"), "{text}");
+    let plane = Plane::read(&fake.context().client, &wish).await.unwrap();
+    assert!(standalone(&plane, &["[10.9.9.9]:443".to_owned()]).is_some());
+    assert_eq!(standalone(&plane, &["10.9.9.90:443".to_owned()]), None);
+    pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    fake.put(&format!("{CORE}/pods/kas-a"), pod);
+    let text = refused(&fake.context(), &wish).await.unwrap().unwrap();
+    assert!(text.contains("static pod"), "{text}");
+    fake.lock().objects.retain(|path, _| path == "/api");
+    let text = refused(&fake.context(), &wish).await.unwrap().unwrap();
+    assert!(text.contains("no Deployment or StatefulSet"), "{text}");
+}
+
+#[test]
+fn defaults_and_additions_of_others_are_no_difference() {
+    let wanted = json!({"a": 1, "list": [{"name": "x", "b": [1, 2]}], "empty": []});
+    let live = json!({
+        "a": 1, "more": 2,
+        "list": [{"name": "theirs"}, {"name": "x", "b": [1, 2], "default": true}],
+    });
+    assert!(says(&live, &wanted));
+    for other in [
+        json!({"a": 2, "list": live["list"]}),
+        json!({"a": 1, "list": [{"name": "x", "b": [1]}]}),
+        json!({"a": 1, "list": []}),
+        json!({"list": live["list"]}),
+    ] {
+        assert!(!says(&other, &wanted), "{other}");
+    }
+}

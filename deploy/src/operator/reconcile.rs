@@ -1,1 +1,333 @@
-//! The one reconcile core.
+//! The one reconcile core: a pass over a SecretEncryption.
+//!
+//! ```text
+//!            what writes is another          every replica reads      all announce it
+//! settled ───────────▶ Preflight ─▶ ReadOnlyDeploy ─▶ WritePromote ─▶ Migrating ─▶ Completed
+//!    ▲                     └──────────────┴─ edited back ─▶ Interrupted               │
+//!    └── counted twice in etcd: what is not wanted any more goes ◀───────────────────┘
+//! ```
+//! Where a rotation is stands in the ConfigMap `sidekey-rotation`, as `sidekey rotate` writes it,
+//! and never in memory. First enablement, another cipher and the way back into clear are rotations
+//! too: kube-apiserver learns to read before it writes.
+//!
+//! What is published is what is wanted **and** what was published before and may still be needed:
+//! keys, ciphers, names and resources stay until etcd itself was counted.
+
+mod draft;
+mod outlook;
+mod report;
+mod retire;
+mod steps;
+mod writes;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Resource;
+use kube::api::DynamicObject;
+use serde_json::json;
+
+use super::context::Context;
+use super::pki::{self, Pki};
+use super::{api, proxy, roll};
+use crate::fleet::{Fleet, Observation, Pods};
+use crate::model::{API_VERSION, KIND, Placement, SecretEncryption, names};
+use crate::publish::{self, Live, Options, Target};
+use crate::render::{Phase, ResolvedFiles, render};
+use crate::rotate::{Kept, State, Store};
+use crate::{Error, Exit};
+use draft::{Draft, Known, Stand, draft};
+use report::{Report, Subject};
+use writes::Writes;
+
+/// The reason of a document that names what is not there.
+const MISSING: &str = "ReferenceMissing";
+
+/// Why a pass does not go on.
+enum Halt {
+    /// Somebody must change something: a reason in one word, and what is wrong.
+    Refused(&'static str, String),
+    /// It may be better next time.
+    Failed(Error),
+}
+
+/// One pass.
+struct Pass<'a> {
+    ctx: &'a Context,
+    report: &'a mut Report,
+    target: Target,
+    namespace: String,
+    owner: OwnerReference,
+    /// What the document asks for, with all that the operator adds.
+    wanted: SecretEncryption,
+    /// What is published.
+    live: Live,
+    store: Store,
+    kept: Kept,
+    pki: Option<Pki>,
+}
+
+/// What is published, and where it leads.
+struct Published {
+    draft: Draft,
+    revision: u64,
+}
+
+/// One pass over a SecretEncryption; gives when to look again.
+pub async fn reconcile(object: &DynamicObject, ctx: &Context) -> Result<Duration, Error> {
+    if object.metadata.deletion_timestamp.is_some() {
+        return Ok(ctx.options.poll);
+    }
+    let mut report = Report::of(object);
+    let outcome = match Pass::begin(object, ctx, &mut report).await {
+        Ok(mut pass) => pass.run().await,
+        Err(halt) => Err(halt),
+    };
+    let outcome = match outcome {
+        Ok(next) => Ok(next),
+        Err(Halt::Refused(reason, message)) => {
+            if reason == MISSING {
+                report.set(Subject::Degraded, Some(true), reason, message.clone());
+            }
+            report.set(Subject::Configured, Some(false), reason, message);
+            Ok(ctx.options.poll.min(Duration::from_secs(10)))
+        }
+        Err(Halt::Failed(error)) => {
+            report.set(Subject::Configured, None, "Failed", explained(&error));
+            Err(error)
+        }
+    };
+    report.write(ctx, object).await?;
+    outcome
+}
+
+impl From<Error> for Halt {
+    /// What is refused, or wrong in a document, stays so until somebody acts.
+    fn from(error: Error) -> Self {
+        match error.exit() {
+            Exit::No => Self::Refused("Refused", explained(&error)),
+            Exit::Usage => Self::Refused("InvalidSpec", explained(&error)),
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+fn explained(error: &Error) -> String {
+    let hint = error.advice().map(|hint| format!(" ({hint})")).unwrap_or_default();
+    format!("{}{hint}", error.report())
+}
+
+impl<'a> Pass<'a> {
+    /// Looks at everything that does not depend on how far a rotation is.
+    async fn begin(
+        object: &DynamicObject,
+        ctx: &'a Context,
+        report: &'a mut Report,
+    ) -> Result<Self, Halt> {
+        let mut wanted = read(object)?;
+        ctx.options.complete(&mut wanted);
+        let namespace = wanted.namespace.clone().unwrap_or_default();
+        let owner = object.controller_owner_ref(&api::secret_encryption());
+        let owner = owner.ok_or_else(|| Error::failed("the object has no uid"))?;
+        let client = ctx.client.clone();
+        let target = Target::Cluster { client: client.clone(), namespace: namespace.clone() };
+        let live = target.live(&wanted.name).await?;
+        let store = Store::cluster(client.clone(), &namespace);
+        let kept = store.load().await?;
+        let keys = !wanted.spec.keys.is_empty() || !live.view()?.keys.is_empty();
+        let mut pki = None;
+        if keys {
+            let proxied = wanted.spec.placement == Placement::Proxy;
+            pki = Some(pki::ensure(&client, &namespace, &owner, proxied).await?);
+            let replicas = pods(ctx, &wanted, &namespace).replicas().await?;
+            wanted.spec.shim.extend(Pki::shim_settings(pki::listen(&replicas)));
+            wanted.spec.shim_files.extend(Pki::shim_files());
+        }
+        Ok(Self { ctx, report, target, namespace, owner, wanted, live, store, kept, pki })
+    }
+
+    async fn run(&mut self) -> Result<Duration, Halt> {
+        if self.wanted.spec.placement == Placement::Proxy
+            && let Some(why) = proxy::refused(self.ctx, &self.wanted).await?
+        {
+            return Err(Halt::Refused("PlacementRefused", why));
+        }
+        self.note_retired()?;
+        self.check_numbers()?;
+        let wanted = Writes::wanted(&self.wanted);
+        let live = Writes::live(&self.live)?;
+        let state = self.kept.state.clone();
+        self.report.now.history = history(state.as_ref());
+        match state.filter(|state| !state.stage.is_over()) {
+            Some(state) if state.to == wanted.turn(&self.wanted) => self.go_on(state).await,
+            // What may have been written with must be finished first.
+            Some(state) if state.stage.is_promoted() => self.go_on(state).await,
+            Some(state) => self.give_up(state).await,
+            None if live.as_ref() != Some(&wanted) => {
+                let from = live.unwrap_or_else(|| Writes::before(&self.wanted));
+                self.start(from, wanted).await
+            }
+            None => self.settle(wanted).await,
+        }
+    }
+
+    /// A number stands for one KEK for ever, and what has written once never writes again.
+    fn check_numbers(&self) -> Result<(), Halt> {
+        let Some(state) = &self.kept.state else { return Ok(()) };
+        let past = state.history.iter().flat_map(|past| [&past.from, &past.to]);
+        let published = state.read_revision.is_some() || state.stage.is_over();
+        let current = [Some(&state.from), Some(&state.to).filter(|_| published)];
+        let known: Vec<_> = current.into_iter().flatten().chain(past).collect();
+        let next = known.iter().map(|turn| turn.id).max().unwrap_or_default() + 1;
+        let retired: BTreeSet<&str> =
+            self.report.now.retired.iter().map(|one| one.id.as_str()).collect();
+        let mut wrong = Vec::new();
+        for key in &self.wanted.spec.keys {
+            let (id, fingerprint) = (key.id, key.fingerprint());
+            if known.iter().any(|turn| turn.id == id.0 && turn.fingerprint != fingerprint) {
+                wrong.push(format!("{id} is the number of another key: give it {next} or higher"));
+            } else if retired.contains(id.to_string().as_str()) {
+                wrong.push(format!("key {id} is retired: give its KEK {next} or higher"));
+            }
+        }
+        let writer = Writes::wanted(&self.wanted).key();
+        if let Some(id) = writer.filter(|id| wrote_before(state, id.0)) {
+            wrong.push(format!(
+                "key {id} has written before: a number that comes back could not be told from \
+                 what it was; give its KEK {next} or higher"
+            ));
+        }
+        if wrong.is_empty() { Ok(()) } else { Err(Halt::Refused("InvalidSpec", wrong.join("; "))) }
+    }
+
+    /// Publishes what is wanted and retained; nothing is written if nothing has changed.
+    async fn publish(&mut self, stand: &Stand, drop: BTreeSet<String>) -> Result<Published, Halt> {
+        let mut files = ResolvedFiles::default();
+        files.from_cluster(&self.wanted, &self.ctx.client, &self.namespace).await?;
+        let before = self.report.now.keys.iter().filter(|key| key.retained);
+        let retained = before.map(|key| key.id).collect();
+        let known = Known { files: &files, retained: &retained };
+        let mut made = draft(&self.wanted, &self.live, stand, known)?;
+        if made.document.spec.placement == Placement::Proxy && self.may_lead(&made).await? {
+            proxy::lead(&mut made.document);
+        }
+        if let Err(error) = made.files.require(&made.document) {
+            return Err(Halt::Refused(MISSING, explained(&error)));
+        }
+        let rendered = render(&made.document, 0, &made.files, Phase::Settled)?;
+        let (mut revision, changed) = self.live.plan(&rendered);
+        if changed {
+            let options = Options { drop, ..Options::default() };
+            let (document, files) = (&made.document, &made.files);
+            let phase = Phase::Settled;
+            let done = publish::publish(&self.target, document, files, phase, &options).await?;
+            let note = format!("revision {}: {}", done.revision, done.written.join(", "));
+            self.report.event(false, "Published", note);
+            revision = done.revision;
+        }
+        self.report.now.revision = Some(revision);
+        self.report.now.keys = outlook::keys(&made);
+        Ok(Published { draft: made, revision })
+    }
+
+    /// Whether shims may be led to the proxies: where they have something else to lose, only once
+    /// those are there.
+    async fn may_lead(&self, made: &Draft) -> Result<bool, Halt> {
+        let view = self.live.view()?;
+        let led = |endpoint: &String| endpoint.contains(names::PROVIDERS);
+        let mut served = view.keys.values().filter(|key| !key.endpoints.is_empty());
+        if view.keys.is_empty() || served.any(|key| key.endpoints.iter().any(led)) {
+            return Ok(true);
+        }
+        Ok(proxy::ensure(self.ctx, &made.document, &self.owner).await?.is_empty())
+    }
+
+    /// Sidecars and providers where they should be; gives who is not there yet.
+    async fn place(&mut self, published: &Published) -> Result<Vec<String>, Halt> {
+        let document = &published.draft.document;
+        let mut missing = Vec::new();
+        if document.spec.placement == Placement::Proxy {
+            missing.extend(proxy::ensure(self.ctx, document, &self.owner).await?);
+            if !missing.is_empty() {
+                return Ok(missing);
+            }
+        }
+        if document.spec.keys.is_empty() && document.spec.ciphers.is_empty() {
+            missing.extend(roll::remove(self.ctx, document).await?);
+        } else {
+            missing.extend(roll::ensure(self.ctx, document).await?);
+        }
+        Ok(missing)
+    }
+
+    /// What every shim says.
+    async fn observe(&mut self, published: &Published) -> Result<Observation, Halt> {
+        let Some(pki) = &self.pki else { return Ok(Observation::default()) };
+        let pods = pods(self.ctx, &self.wanted, &self.namespace);
+        let tls = pki.client()?;
+        let pods = pods.direct(tls, names::SHIM_NAME, names::SHIM_ADMIN_TLS_PORT);
+        let seen = Fleet::new().pods(pods).observe().await?;
+        outlook::tell(&seen, &published.draft, self.report);
+        Ok(seen)
+    }
+
+    /// Every kube-apiserver, as Jobs reach it.
+    async fn servers(&self) -> Result<Vec<String>, Halt> {
+        let replicas = pods(self.ctx, &self.wanted, &self.namespace).replicas().await?;
+        let port = self.wanted.spec.control_plane.port;
+        let mut servers: Vec<String> = replicas
+            .iter()
+            .filter_map(|replica| replica.ip.as_ref())
+            .map(|ip| match ip.contains(':') {
+                true => format!("https://[{ip}]:{port}"),
+                false => format!("https://{ip}:{port}"),
+            })
+            .collect();
+        servers.sort();
+        Ok(servers)
+    }
+
+    /// Writes down how far it is.
+    async fn save(&mut self, state: &State) -> Result<(), Halt> {
+        self.kept = self.store.save(&self.kept, state).await?;
+        Ok(())
+    }
+}
+
+fn pods(ctx: &Context, wanted: &SecretEncryption, namespace: &str) -> Pods {
+    let plane = &wanted.spec.control_plane;
+    Pods::new(ctx.client.clone(), namespace, plane.selector.clone(), plane.container.clone())
+}
+
+/// The document of an object; what is wrong in it is told with all paths.
+fn read(object: &DynamicObject) -> Result<SecretEncryption, Halt> {
+    let metadata = &object.metadata;
+    let document = json!({
+        "apiVersion": API_VERSION, "kind": KIND,
+        "metadata": {"name": metadata.name, "namespace": metadata.namespace},
+        "spec": object.data["spec"],
+    });
+    SecretEncryption::from_document(&document)
+        .map_err(|problems| Halt::Refused("InvalidSpec", problems.to_string()))
+}
+
+/// Rotations that are over, the newest first.
+fn history(state: Option<&State>) -> Vec<crate::rotate::Past> {
+    let Some(state) = state else { return Vec::new() };
+    let mut all: Vec<_> = state.past().into_iter().chain(state.history.clone()).collect();
+    all.truncate(crate::rotate::HISTORY);
+    all
+}
+
+/// Whether a key has written and was then left for another.
+fn wrote_before(state: &State, id: u64) -> bool {
+    let left = |from: u64, promoted: bool| promoted && from == id;
+    let now = left(state.from.id, state.stage.is_promoted());
+    let past = state.history.iter().any(|past| left(past.from.id, past.state.is_promoted()));
+    let writes = state.stage.is_promoted() && state.to.id == id;
+    (now || past) && !writes
+}

@@ -1,0 +1,185 @@
+//! What every replica says, and what that means.
+
+use std::time::Duration;
+
+use super::super::status::{HealthReport, KeyState, ReplicaState};
+use super::draft::{Draft, Retained};
+use super::report::{Report, Subject};
+use crate::fleet::{Observation, ShimReport};
+use crate::model::{KeyNumber, SecretEncryption};
+
+/// As long as OpenShift lets a report say what is wrong.
+const DETAIL: usize = 1024;
+
+/// Who does not read with this key yet, at this revision.
+pub(super) fn missing_readers(
+    seen: &Observation,
+    revision: u64,
+    key: Option<KeyNumber>,
+) -> Vec<String> {
+    let mut missing = seen.all_loaded(revision).err().unwrap_or_default();
+    let Some(id) = key.map(|key| key.to_string()) else { return missing };
+    for shim in &seen.shims {
+        let Some(status) = &shim.status else { continue };
+        let Some(key) = status.keys.iter().find(|key| key.id == id) else { continue };
+        if !key.healthy {
+            let reason = key.reason.as_deref().unwrap_or("not proven yet");
+            missing.push(format!("shim {}: key {id}: {reason}", shim.name));
+        }
+    }
+    missing
+}
+
+/// Shims that have read the published file and refuse it, and why.
+pub(super) fn refusals(seen: &Observation, revision: u64) -> Vec<String> {
+    let revision = revision.to_string();
+    let mut all = Vec::new();
+    for shim in &seen.shims {
+        let Some(status) = &shim.status else { continue };
+        let behind = status.revision.as_ref() != Some(&revision);
+        if let Some(refusal) = status.config.refused.as_ref().filter(|_| behind) {
+            all.push(format!("shim {}: {}", shim.name, refusal.error));
+        }
+    }
+    all
+}
+
+/// Writes into the report how the replicas and their keys are.
+pub(super) fn tell(seen: &Observation, draft: &Draft, report: &mut Report) {
+    report.now.replicas = seen.shims.iter().map(replica).collect();
+    report.now.replicas.sort_by(|a, b| a.name.cmp(&b.name));
+    report.now.health_reports = seen.shims.iter().flat_map(reports).collect();
+    report
+        .now
+        .health_reports
+        .sort_by(|a, b| (&a.node_name, &a.key_id).cmp(&(&b.node_name, &b.key_id)));
+    let wrong: Vec<String> = seen.shims.iter().flat_map(wrong).collect();
+    if wrong.is_empty() {
+        report.set(Subject::Healthy, Some(true), "AsExpected", "every replica reads and writes");
+        report.set(Subject::Degraded, Some(false), "AsExpected", "");
+    } else {
+        let text = wrong.join("; ");
+        report.set(Subject::Healthy, Some(false), "ReplicaUnhealthy", text.clone());
+        report.set(Subject::Degraded, Some(true), "ReplicaUnhealthy", text);
+    }
+    accessible(seen, &draft.document, report);
+}
+
+/// What is wrong with one replica. That it has not come along yet is not.
+fn wrong(shim: &ShimReport) -> Vec<String> {
+    let name = &shim.name;
+    let Some(status) = &shim.status else {
+        let why = shim.error.as_deref().unwrap_or("did not answer");
+        return vec![format!("shim {name}: {why}")];
+    };
+    let mut all = Vec::new();
+    if !status.healthy {
+        let reason = status.reason.as_deref().unwrap_or("unknown reason");
+        all.push(format!("shim {name} is not healthy: {reason}"));
+    }
+    if let Some(refusal) = &status.config.refused {
+        all.push(format!("shim {name} refuses a newer configuration: {}", refusal.error));
+    }
+    for key in status.keys.iter().filter(|key| !key.healthy) {
+        let reason = key.reason.as_deref().unwrap_or("not proven yet");
+        all.push(format!("shim {name}: {} key {} cannot be used: {reason}", key.role, key.id));
+    }
+    all
+}
+
+/// Whether the key that writes can be used, on every replica.
+fn accessible(seen: &Observation, document: &SecretEncryption, report: &mut Report) {
+    let Some(writer) = document.writer() else {
+        report.unset(Subject::KeyAccessible);
+        report.unset(Subject::ValidAws);
+        return;
+    };
+    let id = writer.id.to_string();
+    let states: Vec<_> =
+        seen.shims.iter().filter_map(|shim| Some((shim, state(shim, &id)?))).collect();
+    let bad: Vec<String> = states
+        .iter()
+        .filter(|(_, key)| !key.healthy)
+        .map(|(shim, key)| {
+            let reason = key.reason.as_deref().unwrap_or("not proven yet");
+            format!("{}: {reason}", shim.name)
+        })
+        .collect();
+    let (state, reason, text) = match (states.is_empty(), bad.is_empty()) {
+        (true, _) => (None, "NotAsked", "no replica could be asked".to_owned()),
+        (_, true) => (Some(true), "AsExpected", format!("key {id} wraps and unwraps")),
+        _ => (Some(false), "KeyUnusable", format!("key {id}: {}", bad.join("; "))),
+    };
+    report.set(Subject::KeyAccessible, state, reason, text.clone());
+    if writer.vendor == "aws" {
+        let reason = if reason == "KeyUnusable" { "AWSErrorReason" } else { reason };
+        report.set(Subject::ValidAws, state, reason, text);
+    } else {
+        report.unset(Subject::ValidAws);
+    }
+}
+
+fn state<'a>(shim: &'a ShimReport, id: &str) -> Option<&'a crate::fleet::KeyStatus> {
+    shim.status.as_ref()?.keys.iter().find(|key| key.id == id)
+}
+
+fn replica(shim: &ShimReport) -> ReplicaState {
+    let status = shim.status.as_ref();
+    let refused = status.and_then(|status| status.config.refused.as_ref());
+    let reason = match status {
+        None => shim.error.clone(),
+        Some(status) if !status.healthy => status.reason.clone(),
+        Some(_) => refused.map(|refusal| refusal.error.clone()),
+    };
+    ReplicaState {
+        name: shim.name.clone(),
+        revision: status.and_then(|status| status.revision.clone()),
+        healthy: status.is_some_and(|status| status.healthy),
+        key_id_hash: status.and_then(|status| status.key_id_hash.clone()),
+        reason: reason.map(detail),
+    }
+}
+
+fn reports(shim: &ShimReport) -> Vec<HealthReport> {
+    let Some(status) = &shim.status else { return Vec::new() };
+    let each = status.keys.iter().map(|key| HealthReport {
+        node_name: shim.name.clone(),
+        key_id: key.id.clone(),
+        status: if key.healthy { "Healthy" } else { "Unhealthy" }.to_owned(),
+        remote_key_id: key.key_id_hash.clone(),
+        detail: key.reason.clone().filter(|_| !key.healthy).map(detail),
+    });
+    each.collect()
+}
+
+/// Every key that is loaded, as `status.keys` has it.
+pub(super) fn keys(draft: &Draft) -> Vec<KeyState> {
+    let retained = |id: KeyNumber| {
+        draft.retained.iter().any(|one| matches!(one, Retained::Key(key) if key.id == id))
+    };
+    let mut keys: Vec<KeyState> = draft
+        .document
+        .spec
+        .keys
+        .iter()
+        .map(|key| KeyState {
+            id: key.id.0,
+            vendor: key.vendor.clone(),
+            role: key.role.to_string(),
+            fingerprint: key.fingerprint(),
+            retained: retained(key.id),
+        })
+        .collect();
+    keys.sort_by_key(|key| key.id);
+    keys
+}
+
+fn detail(text: String) -> String {
+    match text.char_indices().nth(DETAIL - 1) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// Between two looks at something that is under way.
+pub(super) const SOON: Duration = Duration::from_secs(2);

@@ -1,0 +1,304 @@
+//! Between rotations: what moves at the vendor is followed, and what nothing needs goes.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, DeleteParams};
+use sidekey_core::config::parse_duration;
+use sidekey_core::{hex, sha256};
+
+use super::draft::{Retained, Stand};
+use super::outlook::SOON;
+use super::report::{Subject, age, now};
+use super::writes::Writes;
+use super::{Halt, Pass, Published};
+use crate::census;
+use crate::cluster::refused;
+use crate::fleet::Observation;
+use crate::model::{KeyNumber, Placement, names};
+use crate::operator::jobs::{self, CensusTask, Found, MigrateTask, RotateTask, Task};
+use crate::operator::schedule::Version;
+use crate::operator::status::{Moved, Retired};
+use crate::operator::{proxy, roll};
+use crate::render::{PartName, ResolvedFiles};
+
+/// What the administrator is told of a key that nothing stored needs.
+const ADVICE: &str = "nothing in etcd needs it. Backups made before then do: keep it at the KMS, \
+                      disabled if you like, as long as you keep any of them";
+
+/// Between two looks at what takes its time.
+const PAUSE: Duration = Duration::from_secs(5);
+
+impl Pass<'_> {
+    /// Nothing is to be rotated: keeps everything in place, and lets go what is not needed.
+    pub(super) async fn settle(&mut self, wanted: Writes) -> Result<Duration, Halt> {
+        let stand = Stand::of(wanted.clone());
+        let published = self.publish(&stand, BTreeSet::new()).await?;
+        self.report.now.active_key = Some(wanted.turn(&published.draft.document));
+        self.report.now.target_key = None;
+        self.report.now.rotation = None;
+        let missing = self.place(&published).await?;
+        let seen = self.observe(&published).await?;
+        if !missing.is_empty() {
+            self.report.set(
+                Subject::Configured,
+                Some(false),
+                "RollOutInProgress",
+                missing.join("; "),
+            );
+            return Ok(SOON);
+        }
+        let late = match published.draft.document.spec.keys.is_empty() {
+            true => Vec::new(),
+            false => seen.all_loaded(published.revision).err().unwrap_or_default(),
+        };
+        if !late.is_empty() {
+            self.report.set(Subject::Configured, Some(false), "Publishing", late.join("; "));
+            return Ok(SOON);
+        }
+        if self.wanted.spec.placement != Placement::Proxy {
+            proxy::remove(self.ctx, &self.wanted).await?;
+        }
+        self.tidy(&published).await?;
+        let text = format!("revision {} is in use", published.revision);
+        self.report.set(Subject::Configured, Some(true), "AsExpected", text);
+        let idle = self.kept.state.as_ref().map_or("none", |state| state.stage.label());
+        let idle = idle.to_owned();
+        self.report.set(Subject::Rotating, Some(false), &idle, "");
+        if let Some(wait) = self.follow(&wanted, &published, &seen).await? {
+            return Ok(wait);
+        }
+        let asked = match seen.announced() {
+            Ok(announced) => self.ask(&wanted, &announced).await?,
+            Err(_) => None,
+        };
+        match asked {
+            Some(wait) => Ok(wait),
+            None => self.retire(&wanted, &published).await,
+        }
+    }
+
+    /// Deletes the heads of vendors without a key, once no pod mounts them any more.
+    async fn tidy(&mut self, published: &Published) -> Result<(), Halt> {
+        let document = &published.draft.document;
+        let used = document.vendors();
+        let heads = self.live.parts.keys().filter_map(|part| match part {
+            PartName::Provider(vendor) => Some(vendor.as_str()),
+            _ => None,
+        });
+        let left: Vec<&str> = heads.filter(|vendor| !used.contains(vendor)).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let idle = roll::idle_vendors(self.ctx, document).await?;
+        let api: Api<Secret> = Api::namespaced(self.ctx.client.clone(), &self.namespace);
+        for vendor in left.into_iter().filter(|vendor| !idle.contains_key(*vendor)) {
+            let name = names::provider_secret(vendor);
+            match api.delete(&name, &DeleteParams::default()).await {
+                Ok(_) => self.report.event(false, "HeadRemoved", format!("Secret {name}")),
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(error) => {
+                    let what = format!("cannot delete Secret {}/{name}", self.namespace);
+                    return Err(refused(what, error).into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the vendor for a new version of the key, when that is due; how long to wait for it.
+    async fn ask(&mut self, wanted: &Writes, announced: &str) -> Result<Option<Duration>, Halt> {
+        let key = wanted.key().and_then(|id| self.wanted.key(id)).cloned();
+        let schedule = self.wanted.spec.auto_rotation.clone();
+        let Some((key, schedule)) = key.filter(|key| !key.is_external()).zip(schedule) else {
+            self.report.now.auto_rotation = None;
+            return Ok(None);
+        };
+        let time = SystemTime::now();
+        let version = Version::seen(self.report.now.auto_rotation.as_ref(), announced, time);
+        self.report.now.auto_rotation = Some(version.clone());
+        if version.due(&schedule, time) != Some(Duration::ZERO) {
+            return Ok(None);
+        }
+        let mut alone = self.wanted.clone();
+        alone.spec.keys = vec![key.clone()];
+        let mut files = ResolvedFiles::default();
+        files.from_cluster(&alone, &self.ctx.client, &self.namespace).await?;
+        let task = Task::Rotate(RotateTask { key, files, key_id_hash: announced.to_owned() });
+        let (client, wanted) = (&self.ctx.client, &self.wanted);
+        match jobs::look(client, wanted, &task).await? {
+            Found::Absent => jobs::start(client, wanted, &task).await?,
+            Found::Running { .. } => {}
+            // Shims find the new version by themselves.
+            Found::Succeeded(_) => return Ok(Some(PAUSE)),
+            Found::Failed { terminal, reason } => {
+                self.report.event(true, "AutoRotationFailed", reason.clone());
+                self.report.now.auto_rotation = Some(version.refused(terminal, &reason, time));
+                jobs::clear(client, wanted).await?;
+            }
+        }
+        Ok(Some(PAUSE))
+    }
+
+    /// What was retained and is gone was retired, also by a pass that could not say so any more.
+    pub(super) fn note_retired(&mut self) -> Result<(), Halt> {
+        let live = self.live.view()?.keys;
+        let gone = self.report.now.keys.iter().filter(|key| key.retained);
+        let gone = gone.filter(|key| !live.contains_key(&KeyNumber(key.id)));
+        let gone: Vec<Retired> = gone
+            .filter(|key| !self.report.now.retired.iter().any(|one| one.id == key.id.to_string()))
+            .map(|key| Retired {
+                id: key.id.to_string(),
+                vendor: key.vendor.clone(),
+                fingerprint: key.fingerprint.clone(),
+                retired_time: now(),
+                advice: ADVICE.to_owned(),
+            })
+            .collect();
+        self.report.now.retired.splice(0..0, gone);
+        Ok(())
+    }
+
+    /// Rewrites what is stored after the key_id has moved at the vendor; how long to wait for that.
+    async fn follow(
+        &mut self,
+        wanted: &Writes,
+        published: &Published,
+        seen: &Observation,
+    ) -> Result<Option<Duration>, Halt> {
+        if wanted.key().is_none() {
+            self.report.now.moved = None;
+            return Ok(None);
+        }
+        // Between two versions replicas may differ: what counts is what all announce.
+        let Ok(announced) = seen.announced() else {
+            return Ok(Some(self.ctx.options.poll.min(PAUSE)));
+        };
+        if self.report.now.encrypted_under.as_ref() == Some(&announced) {
+            self.report.now.moved = None;
+            let text = format!("everything stored is under {announced}");
+            self.report.set(Subject::UpToDate, Some(true), "ReEncryptionCompleted", text);
+            return Ok(None);
+        }
+        let moved = match self.report.now.moved.clone().filter(|m| m.key_id_hash == announced) {
+            Some(moved) => moved,
+            None => {
+                let text = format!("the key_id is now {announced}");
+                self.report.event(false, "RemoteRotation", text);
+                Moved { key_id_hash: announced.clone(), since: now() }
+            }
+        };
+        self.report.now.moved = Some(moved.clone());
+        let text = format!("the key_id is {announced} since {}", moved.since);
+        let convergence = parse_duration(&self.wanted.spec.convergence).unwrap_or_default();
+        if age(&moved.since).is_none_or(|age| age < convergence) {
+            let reason = "ReEncryptionWaitingForKASConvergence";
+            self.report.set(Subject::UpToDate, Some(false), reason, text);
+            return Ok(Some(PAUSE.min(convergence)));
+        }
+        let mut gate = self.gate(published, Some(announced.clone())).await?;
+        gate.config_hash = None;
+        let target = format!("{announced} since {}", moved.since);
+        let task = Task::Migrate(MigrateTask { gate, target });
+        match self.job(&task, Subject::UpToDate, "ReEncryptionFailed").await? {
+            Ok(_) => {
+                self.report.now.encrypted_under = Some(announced);
+                self.report.now.moved = None;
+                self.report.event(false, "ReEncryptionCompleted", text);
+            }
+            Err(progress) => {
+                let text =
+                    progress.map_or_else(|| text.clone(), |progress| format!("{text}: {progress}"));
+                if self.report.said(Subject::UpToDate) != Some("ReEncryptionFailed") {
+                    self.report.set(Subject::UpToDate, Some(false), "ReEncryptionInProgress", text);
+                }
+            }
+        }
+        Ok(Some(SOON))
+    }
+
+    /// Has etcd counted for the first of what is not wanted any more; what nothing needs goes.
+    async fn retire(&mut self, wanted: &Writes, published: &Published) -> Result<Duration, Halt> {
+        let Some(retained) = published.draft.retained.first().cloned() else {
+            return Ok(sidekey_core::jitter(self.ctx.options.poll));
+        };
+        let task = Task::Census(self.census(&retained, published));
+        let what = describe(&retained);
+        match self.job(&task, Subject::UpToDate, "CensusFailed").await? {
+            Err(progress) => {
+                let text = progress.unwrap_or_default();
+                if self.report.said(Subject::UpToDate) != Some("CensusFailed") {
+                    let text = format!("{what} stays until nothing needs it: {text}");
+                    self.report.set(Subject::Rotating, Some(false), "Retiring", text);
+                }
+                Ok(PAUSE)
+            }
+            Ok(_) => {
+                let mut stand = Stand::of(wanted.clone());
+                stand.leaving = BTreeSet::from([retained.name()]);
+                let mut drop = stand.leaving.clone();
+                if let Retained::Adopted(adoption) = &retained {
+                    // The key itself stays; data from before the shim does not need it any more.
+                    drop.insert(adoption.key.to_string());
+                }
+                self.publish(&stand, drop).await?;
+                jobs::clear(&self.ctx.client, &self.wanted).await?;
+                self.report.now.retired.insert(0, retired(&retained));
+                self.report.event(false, "Retired", format!("{what}: {ADVICE}"));
+                Ok(Duration::ZERO)
+            }
+        }
+    }
+
+    fn census(&self, retained: &Retained, published: &Published) -> CensusTask {
+        let subject = match retained {
+            Retained::Key(key) => census::Subject::Key(key.id.0),
+            other => census::Subject::Name(other.name()),
+        };
+        let key = match retained {
+            Retained::Key(key) => Some(key.id),
+            _ => None,
+        };
+        let adopted = &published.draft.document.spec.adopt;
+        let names = |own: bool| {
+            let some = adopted.iter().filter(move |one| (Some(one.key) == key) == own);
+            some.map(|one| one.name.clone()).collect()
+        };
+        // A count of before another rotation says nothing of now.
+        let state = self.kept.state.as_ref();
+        let occasion = state.map(|state| state.started_time.clone()).unwrap_or_default();
+        let mut occasion = hex(&sha256(occasion.as_bytes()));
+        occasion.truncate(8);
+        CensusTask {
+            subject,
+            legacy: names(true),
+            others: names(false),
+            occasion,
+            apart_for_tests: self.ctx.options.census_apart,
+        }
+    }
+}
+
+fn describe(retained: &Retained) -> String {
+    match retained {
+        Retained::Key(key) => format!("key {} ({})", key.id, key.vendor),
+        Retained::Cipher(cipher) => format!("{} {}", cipher.kind.label(), cipher.name),
+        Retained::Adopted(adoption) => format!("the provider name {}", adoption.name),
+    }
+}
+
+fn retired(retained: &Retained) -> Retired {
+    let (vendor, fingerprint) = match retained {
+        Retained::Key(key) => (key.vendor.clone(), key.fingerprint()),
+        Retained::Cipher(cipher) => (cipher.kind.label().to_owned(), String::new()),
+        Retained::Adopted(adoption) => (format!("name of key {}", adoption.key), String::new()),
+    };
+    Retired {
+        id: retained.name(),
+        vendor,
+        fingerprint,
+        retired_time: now(),
+        advice: ADVICE.to_owned(),
+    }
+}

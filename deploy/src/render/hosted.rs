@@ -50,8 +50,10 @@ pub struct Hosted {
 pub struct HostedKey {
     /// Which.
     pub identity: Identity,
-    /// Whether new data is written with it.
+    /// Whether new data is written with it, as far as HyperShift itself has got.
     pub writes: bool,
+    /// Whether the spec wants new data to be written with it.
+    pub wanted: bool,
 }
 
 /// What tells a key from others.
@@ -102,6 +104,8 @@ pub enum Identity {
 pub struct Auth {
     /// The role of the AWS provider.
     pub aws_role: Option<String>,
+    /// The Secret that names that role in its AWS configuration, where the spec does not.
+    pub aws_role_secret: Option<String>,
     /// Azure's `kms` or `workloadIdentity`, as it is written.
     pub azure: Value,
     /// Azure's `keyVaultAccess`.
@@ -134,8 +138,44 @@ impl Identity {
         sidekey_core::hex(&sidekey_core::sha256(text.as_bytes()))
     }
 
+    /// The provider's name in HyperShift's status.
+    pub fn provider(&self) -> &'static str {
+        match self {
+            Self::Aws { .. } => "AWS",
+            Self::Azure { .. } => "Azure",
+            Self::Ibm { .. } => "IBMCloud",
+            Self::Aescbc { .. } => "AESCBC",
+        }
+    }
+
+    /// As HyperShift's status has it: of an AES-CBC key also the hash of its content.
+    pub fn status(&self, data_hash: &str) -> Value {
+        let provider = self.provider();
+        match self {
+            Self::Aws { arn, .. } => json!({"provider": provider, "aws": {"arn": arn}}),
+            Self::Azure { .. } => json!({"provider": provider, "azure": self.kek()}),
+            Self::Ibm { crk, instance, version, correlation, url, .. } => {
+                let entry = json!({
+                    "crkID": crk, "instanceID": instance, "keyVersion": version,
+                    "correlationID": correlation, "url": url,
+                });
+                json!({"provider": provider, "ibmCloud": entry})
+            }
+            Self::Aescbc { secret } => {
+                let entry = json!({"secret": {"name": secret}, "dataHash": data_hash});
+                json!({"provider": provider, "aescbc": entry})
+            }
+        }
+    }
+
+    /// The fingerprint that the shim knows it by; none for a key of kube-apiserver's own.
+    pub fn kek_fingerprint(&self) -> Option<String> {
+        let kek = self.kek();
+        (!kek.is_null()).then(|| sidekey_core::fingerprint(&kek))
+    }
+
     /// The provider's name here.
-    fn vendor(&self) -> &'static str {
+    pub fn vendor(&self) -> &'static str {
         match self {
             Self::Aws { .. } => "aws",
             Self::Azure { .. } => "azure",
@@ -149,7 +189,7 @@ impl Identity {
         match self {
             Self::Aws { arn, region } => {
                 // The ARN names its region; another one counts for multi-region keys alone.
-                match arn.split(':').nth(3) == Some(region) {
+                match region.is_empty() || arn.split(':').nth(3) == Some(region) {
                     true => json!({"key": arn}),
                     false => json!({"key": arn, "region": region}),
                 }
@@ -170,11 +210,25 @@ impl Identity {
     }
 }
 
+/// The namespace of the control plane of a HostedCluster.
+pub fn control_plane_namespace(namespace: &str, name: &str) -> String {
+    format!("{namespace}-{}", name.replace('.', "-"))
+}
+
 impl Hosted {
     /// The namespace of the control plane.
     pub fn control_plane_namespace(&self) -> Option<String> {
-        let namespace = self.namespace.as_ref()?;
-        Some(format!("{namespace}-{}", self.name.replace('.', "-")))
+        Some(control_plane_namespace(self.namespace.as_ref()?, &self.name))
+    }
+
+    /// The same with what the spec wants as the writer, however far HyperShift itself has got: for
+    /// those who rotate in its stead.
+    #[must_use]
+    pub fn as_wanted(mut self) -> Self {
+        for key in &mut self.keys {
+            key.writes = key.wanted;
+        }
+        self
     }
 
     /// Content that must be known before it can be translated: names are made of it.
@@ -199,6 +253,11 @@ impl Hosted {
         files: &ResolvedFiles,
         known: &[KnownKey],
     ) -> Result<SecretEncryption, Error> {
+        if let (Some(secret), None) = (&self.auth.aws_role_secret, &self.auth.aws_role) {
+            let text = format!("{}: auth.awsKms names Secret {secret}", self.name);
+            return Err(Error::usage(text)
+                .hint("write the role's ARN itself: here nobody reads it from a Secret"));
+        }
         let mut ciphers = Vec::new();
         let mut write = Writer::Keys;
         for (key, source) in self.ciphers() {
@@ -211,7 +270,10 @@ impl Hosted {
             if key.writes {
                 write = Writer::Cipher(name.clone());
             }
-            ciphers.push(Cipher { name, kind: CipherKind::Aescbc, source });
+            // Two Secrets with the same key are one key.
+            if ciphers.iter().all(|other: &Cipher| other.name != name) {
+                ciphers.push(Cipher { name, kind: CipherKind::Aescbc, source });
+            }
         }
         let mut keys = self.kms_keys(known);
         // Somebody must be the writer behind the shim, also while a cipher writes.

@@ -9,6 +9,9 @@ use super::raw::{
 };
 use super::{Auth, Hosted, HostedKey, Identity};
 
+/// Before the name of a Secret that holds the role, where a role's ARN is expected.
+const ROLE_IN_SECRET: &str = "arn-from-secret::";
+
 /// Checks a HostedCluster; `Err` lists every mistake in what concerns its encryption.
 pub fn parse(document: &Value) -> Result<Hosted, Problems> {
     let mut problems = Problems::default();
@@ -125,11 +128,11 @@ fn aws(raw: &RawAws, auth: &mut Auth, problems: &mut Problems) -> Vec<Identity> 
     problems.require("activeKey", &raw.active_key);
     let role = problems.require("auth", &raw.auth);
     let role = role.and_then(|raw| sized("auth.awsKms", &raw.aws_kms, 2048, problems));
-    if role.as_deref().is_some_and(|role| role.starts_with("arn-from-secret::")) {
-        let text = "names a Secret: write the role's ARN itself, as HyperShift's operator does";
-        problems.add("auth.awsKms", text);
+    match role.as_deref().and_then(|role| role.strip_prefix(ROLE_IN_SECRET)) {
+        None => auth.aws_role = role,
+        Some("") => problems.add("auth.awsKms", "names no Secret after arn-from-secret::"),
+        Some(name) => auth.aws_role_secret = Some(name.to_owned()),
     }
-    auth.aws_role = role;
     backup.into_iter().chain(active).collect()
 }
 
@@ -249,7 +252,9 @@ fn with_status(
     problems: &mut Problems,
 ) -> Vec<HostedKey> {
     let active = status_key("activeKey", &status["activeKey"], problems);
+    let active = active.map(|key| as_in_spec(key, wanted));
     let target = status_key("targetKey", &status["targetKey"], problems);
+    let target = target.map(|key| as_in_spec(key, wanted));
     let state = status.pointer("/history/0/state").and_then(Value::as_str).unwrap_or_default();
     let promoted = ["WritePromote", "Migrating"].contains(&state);
     let newest = wanted.pop();
@@ -260,16 +265,41 @@ fn with_status(
         _ => newest.clone(),
     };
     let mut keys: Vec<HostedKey> = Vec::new();
-    let all = wanted.drain(..).chain(active).chain(target).chain(newest);
+    let all = wanted.drain(..).chain(active).chain(target).chain(newest.clone());
     for identity in all {
         let same = |key: &HostedKey| key.identity.fingerprint() == identity.fingerprint();
         if keys.iter().any(same) {
             continue;
         }
-        let writes = writer.as_ref().is_some_and(|key| key.fingerprint() == identity.fingerprint());
-        keys.push(HostedKey { identity, writes });
+        let is = |key: &Option<Identity>| {
+            key.as_ref().is_some_and(|key| key.fingerprint() == identity.fingerprint())
+        };
+        let (writes, wanted) = (is(&writer), is(&newest));
+        keys.push(HostedKey { identity, writes, wanted });
     }
     keys
+}
+
+/// HyperShift's status leaves out what is not of the key's identity: the spec says it, if it names
+/// the key or another one of the same provider.
+fn as_in_spec(mut key: Identity, spec: &[Identity]) -> Identity {
+    if let Some(same) = spec.iter().find(|other| other.fingerprint() == key.fingerprint()) {
+        return same.clone();
+    }
+    let mut regions = spec.iter().filter_map(|other| match other {
+        Identity::Aws { region, .. } | Identity::Ibm { region, .. } => Some(region),
+        _ => None,
+    });
+    let spoken = regions.next_back().cloned().unwrap_or_default();
+    match &mut key {
+        Identity::Ibm { region, .. } if region.is_empty() => *region = spoken,
+        // Only a multi-region key can be used elsewhere than where its ARN says.
+        Identity::Aws { arn, region } if region.is_empty() && arn.contains(":key/mrk-") => {
+            *region = spoken;
+        }
+        _ => {}
+    }
+    key
 }
 
 fn status_key(path: &str, value: &Value, problems: &mut Problems) -> Option<Identity> {
@@ -300,7 +330,11 @@ fn status_key(path: &str, value: &Value, problems: &mut Problems) -> Option<Iden
                 region: text(body, "region"),
             }
         }
-        "AESCBC" => Identity::Aescbc { secret: text(&value["aescbc"]["secretRef"], "name") },
+        "AESCBC" => {
+            // It was called secretRef once.
+            let body = ["secret", "secretRef"].map(|name| text(&value["aescbc"][name], "name"));
+            Identity::Aescbc { secret: body.concat() }
+        }
         other => {
             // A key that cannot be read must not be lost in silence.
             problems.add(&format!("{path}.provider"), &format!("{other:?} is not known here"));

@@ -164,3 +164,56 @@ fn fingerprints_are_hypershifts() {
     assert_eq!(azure(true).fingerprint(), sha("v/k/1/ManagedHSM"));
     assert_eq!(Identity::Aws { arn: ARN.into(), region: "x".into() }.fingerprint(), sha(ARN));
 }
+
+#[test]
+fn whoever_rotates_instead_of_hypershift_writes_with_what_the_spec_wants() {
+    let status = "{activeKey: {provider: AWS, aws: {arn: 'arn:aws:kms:us-east-1:1:key/old'}}}";
+    let changed = hosted(&aws(ARN, None), status).unwrap().as_wanted();
+    let encryption = changed.translate(&ResolvedFiles::default(), &[]).unwrap();
+    assert_eq!(roles(&encryption), [(1, Role::Read), (2, Role::Write)]);
+}
+
+#[test]
+fn a_key_of_the_status_is_the_same_key_as_in_the_spec() {
+    // The status leaves the region out.
+    let spec = aws("arn:aws:kms:eu-west-1:1:key/mrk-1", Some("arn:aws:kms:eu-west-1:1:key/mrk-0"));
+    let fresh = hosted(&spec, "{}").unwrap();
+    let status = "{activeKey: {provider: AWS, aws: {arn: 'arn:aws:kms:eu-west-1:1:key/mrk-1'}}}";
+    assert_eq!(hosted(&spec, status).unwrap().keys, fresh.keys);
+    let status = "{activeKey: {provider: AWS, aws: {arn: 'arn:aws:kms:eu-west-1:1:key/mrk-9'}}}";
+    let keys = hosted(&spec, status).unwrap().keys;
+    let region = |key: &HostedKey| key.identity.kek()["region"].clone();
+    assert!(keys.iter().all(|key| region(key) == "us-east-1"), "{keys:?}");
+}
+
+#[test]
+fn a_role_in_a_secret_is_named_and_must_be_read_before() {
+    let text = aws(ARN, None).replace("arn:aws:iam::1:role/kms", "arn-from-secret::role");
+    let mut found = hosted(&text, "{}").unwrap();
+    assert_eq!(found.auth.aws_role_secret.as_deref(), Some("role"));
+    assert!(found.translate(&ResolvedFiles::default(), &[]).is_err());
+    found.auth.aws_role = Some("arn:aws:iam::1:role/kms".into());
+    assert!(found.translate(&ResolvedFiles::default(), &[]).is_ok());
+    let none = aws(ARN, None).replace("arn:aws:iam::1:role/kms", "arn-from-secret::");
+    assert_eq!(paths(&none), [".kms.aws.auth.awsKms"]);
+}
+
+#[test]
+fn what_the_status_shows_is_read_back_as_the_same_key() {
+    let ibm = Identity::Ibm {
+        crk: "c".into(),
+        instance: "i".into(),
+        version: 3,
+        correlation: "o".into(),
+        url: "https://x".into(),
+        region: String::new(),
+    };
+    let (vault, name, version) = ("v".into(), "k".into(), "1".into());
+    let azure = Identity::Azure { vault, name, version, managed_hsm: true };
+    let old = Identity::Aescbc { secret: "old".into() };
+    for identity in [ibm, azure, old] {
+        let status = json!({"activeKey": identity.status("abc")}).to_string();
+        let keys = hosted(&aws(ARN, None), &status).unwrap().keys;
+        assert_eq!(keys[0].identity.fingerprint(), identity.fingerprint());
+    }
+}

@@ -26,6 +26,7 @@ pub mod pki;
 pub mod proxy;
 pub mod reconcile;
 pub mod roll;
+pub mod run;
 pub mod schedule;
 pub mod status;
 pub mod webhook;

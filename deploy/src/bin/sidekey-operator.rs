@@ -1,5 +1,5 @@
 //! The operator: see [`sidekey::operator`].
 
 fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+    sidekey::operator::run::main()
 }

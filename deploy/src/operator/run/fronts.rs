@@ -1,0 +1,177 @@
+//! The front ends: they run where their kinds are there, and cost nothing where they are not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use kube::api::{ApiResource, DynamicObject};
+use kube::{Client, ResourceExt};
+use sidekey_core::server::Stop;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::sleep;
+
+use super::controller::{Controller, Look};
+use super::shelf::{Change, Name, Shelf};
+use super::{Process, follow};
+use crate::operator::context::Context;
+use crate::operator::metrics::{Kind, Metrics};
+use crate::operator::{api, fronts};
+
+/// On a SecretEncryption: the object that it is translated from, kind first.
+const SOURCE: &str = "sidekey.dev/source";
+/// How often it is asked whether a kind that was not there has come.
+const ASK: Duration = Duration::from_secs(60);
+
+/// A kind that SecretEncryptions are made from.
+pub(super) struct Front {
+    kind: Kind,
+    resource: ApiResource,
+    look: Look,
+    client: Client,
+    encryptions: Shelf,
+    concurrency: usize,
+    metrics: Metrics,
+}
+
+/// All that there are.
+pub(super) fn all(process: &Process) -> [Front; 2] {
+    let front = |kind, resource, look| Front {
+        kind,
+        resource,
+        look,
+        client: process.client(),
+        encryptions: process.encryptions.clone(),
+        concurrency: process.concurrency,
+        metrics: process.context.metrics.clone(),
+    };
+    let context = process.context.clone();
+    let hosted: Look = Arc::new(move |object| {
+        let context: Arc<Context> = context.clone();
+        async move { fronts::hosted_cluster(&object, &context).await }.boxed()
+    });
+    let context = process.context.clone();
+    let server: Look = Arc::new(move |object| {
+        let context: Arc<Context> = context.clone();
+        async move { fronts::api_server(&object, &context).await }.boxed()
+    });
+    [
+        front(Kind::HostedCluster, api::hosted_cluster(), hosted),
+        front(Kind::ApiServer, api::api_server(), server),
+    ]
+}
+
+impl Front {
+    /// Runs until told to stop.
+    pub(super) async fn run(self, mut stop: Stop) {
+        loop {
+            let mut stopped = stop.clone();
+            let served = tokio::select! {
+                served = follow::ask_until_answered(&self.client, &self.resource) => served,
+                () = stopped.stopped() => return,
+            };
+            if served {
+                self.serve(&stop).await;
+            }
+            tokio::select! {
+                () = sleep(sidekey_core::jitter(ASK)) => {}
+                () = stop.stopped() => return,
+            }
+        }
+    }
+
+    /// As long as the kind is there and nobody says stop.
+    async fn serve(&self, stop: &Stop) {
+        tracing::info!(kind = self.kind.label(), "looking after these too");
+        let shelf = Shelf::text();
+        let (ask, others) = unbounded_channel();
+        let controller = Controller::new(
+            self.kind,
+            shelf.clone(),
+            self.look.clone(),
+            self.concurrency,
+            self.metrics.clone(),
+        );
+        let mut stopped = stop.clone();
+        let changes = shelf.changes();
+        let ended = async {
+            tokio::select! {
+                () = follow::follow(self.client.clone(), &self.resource, &shelf) => {}
+                () = pass_on(self.encryptions.changes(), &self.encryptions, self.kind, ask) => {}
+                () = stopped.stopped() => {}
+            }
+        };
+        controller.run(changes, others, ended).await;
+    }
+}
+
+/// Asks for a pass over what a SecretEncryption was made from, when that has changed: whoever
+/// wrote the one reads there what has become of it.
+async fn pass_on(
+    mut changes: UnboundedReceiver<Change>,
+    encryptions: &Shelf,
+    kind: Kind,
+    ask: UnboundedSender<Name>,
+) {
+    while let Some(change) = changes.recv().await {
+        let origin = encryptions.find(&change.name).and_then(|object| origin(&object, kind));
+        if let Some(origin) = origin {
+            // The receiver is gone only when nobody needs it any more.
+            let _ = ask.send(origin);
+        }
+    }
+    std::future::pending().await
+}
+
+/// What a SecretEncryption was made from, if that is of this kind.
+fn origin(object: &DynamicObject, kind: Kind) -> Option<Name> {
+    let source = object.annotations().get(SOURCE)?;
+    let (of, name) = source.split_once(' ')?;
+    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+    let name = Name { namespace: namespace.to_owned(), name: name.to_owned() };
+    (of == kind.label()).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::watcher::Event;
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(source: &str, revision: u64) -> DynamicObject {
+        serde_json::from_value(json!({
+            "apiVersion": "sidekey.dev/v1alpha1", "kind": "SecretEncryption",
+            "metadata": {"name": "a", "namespace": "clusters-a", "annotations": {SOURCE: source}},
+            "status": {"revision": revision},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_it_was_made_from_is_read_from_its_annotation() {
+        let of = |source: &str, kind| origin(&object(source, 1), kind).map(|name| name.to_string());
+        let hosted = "HostedCluster clusters/a";
+        assert_eq!(of(hosted, Kind::HostedCluster).as_deref(), Some("clusters/a"));
+        assert_eq!(of(hosted, Kind::ApiServer), None);
+        assert_eq!(of("APIServer cluster", Kind::ApiServer).as_deref(), Some("cluster"));
+        assert_eq!(of("", Kind::HostedCluster), None);
+    }
+
+    #[tokio::test]
+    async fn a_status_that_changes_is_passed_on_to_where_it_is_mirrored() {
+        let shelf = Shelf::whole();
+        let (ask, mut asked) = unbounded_channel();
+        let changes = shelf.changes();
+        let passing = pass_on(changes, &shelf, Kind::HostedCluster, ask);
+        shelf.take(Event::Apply(object("HostedCluster clusters/a", 1)));
+        shelf.take(Event::Apply(object("HostedCluster clusters/a", 2)));
+        let both = async { (asked.recv().await.unwrap(), asked.recv().await.unwrap()) };
+        tokio::select! {
+            () = passing => unreachable!(),
+            (first, second) = both => {
+                assert_eq!(first.to_string(), "clusters/a");
+                assert_eq!(second, first);
+            }
+        }
+    }
+}

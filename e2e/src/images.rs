@@ -42,6 +42,9 @@ pub const ALLOWANCE: u64 = 512 * 1024;
 /// What the names of our binaries begin with.
 const PREFIX: &str = "sidekey-";
 
+/// The folder of the command, whose binary has no more to its name.
+const COMMAND: &str = "sidekey";
+
 /// What to build, and where to.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -123,6 +126,11 @@ pub fn names(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// The binary in the image of a folder. The command's is the name of the whole.
+pub fn binary(folder: &str) -> String {
+    if folder == COMMAND { folder.to_owned() } else { format!("{PREFIX}{folder}") }
+}
+
 /// Builds images. What is missing to do so is installed.
 pub async fn build(options: &Options) -> Result<Vec<Image>> {
     let names =
@@ -149,7 +157,7 @@ async fn one(
     output: &Path,
     folder: &str,
 ) -> Result<Image> {
-    let name = format!("{PREFIX}{folder}");
+    let name = binary(folder);
     let containerfile = options.folder.join(folder).join("Containerfile");
     ensure!(containerfile.is_file(), "there is no {}", containerfile.display());
     let files = scratch.path().join("files");

@@ -52,7 +52,7 @@ pub(crate) async fn all() -> &'static [Built] {
 
 /// One image by the name of its folder.
 pub(crate) async fn one(folder: &str) -> &'static Built {
-    let name = format!("sidekey-{folder}");
+    let name = images::binary(folder);
     all().await.iter().find(|image| image.name == name).unwrap()
 }
 
@@ -64,7 +64,7 @@ async fn prepare(scratch: &Scratch) {
     packages::program("update-ca-certificates", "ca-certificates").await.unwrap();
     let to = scratch.subdir("binaries").unwrap();
     for folder in images::names(&images::folder()).unwrap() {
-        let name = format!("sidekey-{folder}");
+        let name = images::binary(&folder);
         let wanted = name.clone();
         let binary = tokio::task::spawn_blocking(move || binaries::path(&wanted)).await.unwrap();
         fs::copy(binary.unwrap(), to.join(name)).unwrap();
@@ -124,9 +124,10 @@ pub(crate) fn tar<A: AsRef<OsStr>>(arguments: &[A]) -> String {
 #[tokio::test]
 async fn every_folder_becomes_an_image_without_a_network() {
     let images: BTreeSet<&str> = all().await.iter().map(|image| image.name.as_str()).collect();
-    for folder in ["shim", "proxy", "local", "aws", "vault"] {
+    for folder in ["shim", "proxy", "local", "aws", "vault", "operator"] {
         assert!(images.contains(format!("sidekey-{folder}").as_str()), "{images:?}");
     }
+    assert!(images.contains("sidekey"), "{images:?}");
     assert_eq!(images.len(), images::names(&images::folder()).unwrap().len());
 }
 

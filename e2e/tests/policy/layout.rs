@@ -103,9 +103,9 @@ fn every_provider_runs_the_conformance_suite() {
 }
 
 #[test]
-fn every_provider_the_shim_and_the_proxy_have_an_image() {
+fn everything_that_users_run_has_an_image() {
     let mut names = providers();
-    names.extend(["shim", "proxy"].map(str::to_owned));
+    names.extend(["shim", "proxy", "operator", "sidekey"].map(str::to_owned));
     let wrong: Vec<String> = names
         .iter()
         .filter(|name| !root().join("images").join(name).join("Containerfile").is_file())

@@ -35,7 +35,7 @@ use super::context::Context;
 use super::pki::{self, Pki};
 use super::{api, proxy, roll};
 use crate::fleet::{Fleet, Observation, Pods};
-use crate::model::{API_VERSION, KIND, Placement, SecretEncryption, names};
+use crate::model::{API_VERSION, Injection, KIND, Placement, SecretEncryption, names};
 use crate::publish::{self, Live, Options, Target};
 use crate::render::{Phase, ResolvedFiles, render};
 use crate::rotate::{Kept, State, Store};
@@ -250,6 +250,11 @@ impl<'a> Pass<'a> {
     async fn place(&mut self, published: &Published) -> Result<Vec<String>, Halt> {
         let document = &published.draft.document;
         let mut missing = Vec::new();
+        // The webhook gives pods what `status` says is published: that must be so before one is
+        // made anew.
+        if document.spec.control_plane.injection == Injection::Webhook && self.report.untold() {
+            return Ok(vec!["the webhook has not heard of what is published yet".to_owned()]);
+        }
         if document.spec.placement == Placement::Proxy {
             missing.extend(proxy::ensure(self.ctx, document, &self.owner).await?);
             if !missing.is_empty() {

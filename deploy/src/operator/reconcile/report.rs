@@ -82,6 +82,12 @@ impl Report {
         self.before.observed_generation != self.generation
     }
 
+    /// Whether what is published has changed and nobody was told yet.
+    pub(super) fn untold(&self) -> bool {
+        let (now, before) = (&self.now, &self.before);
+        (now.revision, &now.keys) != (before.revision, &before.keys)
+    }
+
     /// Sets a condition; `None` for unknown. Its time is that of the last change of its status.
     pub(super) fn set(
         &mut self,

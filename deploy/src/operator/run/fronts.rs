@@ -16,9 +16,8 @@ use super::{Process, follow};
 use crate::operator::context::Context;
 use crate::operator::metrics::{Kind, Metrics};
 use crate::operator::{api, fronts};
+use fronts::ANNOTATION_SOURCE;
 
-/// On a SecretEncryption: the object that it is translated from, kind first.
-const SOURCE: &str = "sidekey.dev/source";
 /// How often it is asked whether a kind that was not there has come.
 const ASK: Duration = Duration::from_secs(60);
 
@@ -124,7 +123,7 @@ async fn pass_on(
 
 /// What a SecretEncryption was made from, if that is of this kind.
 fn origin(object: &DynamicObject, kind: Kind) -> Option<Name> {
-    let source = object.annotations().get(SOURCE)?;
+    let source = object.annotations().get(ANNOTATION_SOURCE)?;
     let (of, name) = source.split_once(' ')?;
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
     let name = Name { namespace: namespace.to_owned(), name: name.to_owned() };
@@ -141,7 +140,7 @@ mod tests {
     fn object(source: &str, revision: u64) -> DynamicObject {
         serde_json::from_value(json!({
             "apiVersion": "sidekey.dev/v1alpha1", "kind": "SecretEncryption",
-            "metadata": {"name": "a", "namespace": "clusters-a", "annotations": {SOURCE: source}},
+            "metadata": {"name": "a", "namespace": "clusters-a", "annotations": {ANNOTATION_SOURCE: source}},
             "status": {"revision": revision},
         }))
         .unwrap()

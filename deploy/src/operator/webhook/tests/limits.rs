@@ -5,10 +5,12 @@ use std::net::SocketAddr;
 use http_body_util::Full;
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
+use kube::runtime::watcher::Event;
 use sidekey_core::server::{Stopper, stopper};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::review::review;
 use super::*;
 use crate::operator::run::Server;
 

@@ -20,6 +20,7 @@ mod inside;
 mod kubelet;
 mod machine;
 mod objects;
+mod partition;
 mod static_apiserver;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -47,6 +48,7 @@ pub use inside::Inside;
 pub use kubelet::{Kubelet, NODE};
 pub use machine::{Addresses, Machine};
 pub use objects::{Container, Pod, manifest};
+pub use partition::Partition;
 pub use static_apiserver::STATIC_APISERVER;
 
 /// How often a look is taken at whether everything still runs.
@@ -115,6 +117,11 @@ impl Ground {
             return Ok(());
         }
         self.containerd.tag(&self.machine, &names[0], name).await
+    }
+
+    /// Gives an image that the node knows one more name.
+    pub async fn tag_image(&self, from: &str, to: &str) -> Result<()> {
+        self.containerd.tag(&self.machine, from, to).await
     }
 
     /// Where kubelet finds the manifests of static pods, within a second.
@@ -277,6 +284,13 @@ impl Cluster {
         let mirror = "/metadata/annotations/kubernetes.io~1config.mirror";
         let uid = pod.object.pointer(mirror).and_then(Value::as_str).unwrap_or(&pod.uid);
         self.kubelet.logs(&pod.name, uid, &pod.namespace, container)
+    }
+
+    /// The same of every container of a namespace that has run, pods that are gone included as
+    /// long as kubelet keeps them: `POD_UID/CONTAINER`, and the text.
+    pub fn all_logs(&self, namespace: &str) -> Vec<(String, String)> {
+        let dirs = self.kubelet.log_dirs(namespace).into_iter();
+        dirs.map(|(name, dir)| (name, kubelet::read_logs(&dir).unwrap_or_default())).collect()
     }
 
     /// Where a volume of a pod is, for a look from this host: `kind` is `secret`,

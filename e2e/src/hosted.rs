@@ -15,11 +15,13 @@
 //! before the balancer knew is answered; its sidecars are told at the same moment,
 //! and must do the same. Nothing is sent twice.
 
+mod credentials;
+mod etcd;
 pub mod manifests;
 mod sidecars;
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
@@ -34,8 +36,9 @@ use crate::metrics::Metrics;
 use crate::pki::{Authority, CertificateFiles, ServiceAccountKeys};
 use crate::wait::{LONG_PATIENCE, PATIENCE, eventually};
 use crate::{Cluster, Kind, KubeClient, Scratch, golang, images};
+use etcd::{ETCD, ETCD_IMAGE};
 pub use manifests::{ADMIN, NAMESPACE, Role, provider_name, web_identity};
-use manifests::{CREDENTIALS, ETCD, ETCD_IMAGE, HEALTH, Layout, SERVER, SERVER_IMAGE};
+use manifests::{CREDENTIALS, HEALTH, Layout, SERVER, SERVER_IMAGE};
 
 /// The Service of the hosted kube-apiservers, counted in its network.
 const SERVICE: u8 = 20;
@@ -52,6 +55,7 @@ pub struct Hosted {
     operator: CertificateFiles,
     aws_image: String,
     shim_image: String,
+    namespace: String,
     exposed: Exposed,
     /// The simulated AWS.
     pub moto: Moto,
@@ -70,35 +74,49 @@ impl Hosted {
         for image in &built {
             cluster.load_image(&image.archive).await?;
         }
-        let [aws_image, shim_image] = [0, 1].map(|index: usize| built[index].reference.clone());
-        load_servers(&cluster, scratch.path()).await?;
+        let images = [0, 1].map(|index: usize| built[index].reference.clone());
+        Self::on(cluster, NAMESPACE, images, token).await
+    }
 
+    /// The same on a cluster that is there, in this namespace; `images` are those of
+    /// `sidekey-aws` and of the shim, which it must know.
+    pub async fn on(
+        cluster: Cluster,
+        namespace: &str,
+        images: [String; 2],
+        token: &str,
+    ) -> Result<Self> {
         let dir = cluster.ground().plane().scratch.subdir("hosted")?;
+        load_servers(&cluster, &dir).await?;
         let moto = Moto::start(&dir).await?;
         moto.accept_tokens(&[token]).await?;
         moto.accept_access_keys(&[]).await?;
         let exposed = cluster.expose(moto.address()).await?;
         let tls = Authority::new("hosted CA")?;
         let operator = tls.peer(&dir, OPERATOR, &[OPERATOR])?;
-        let hosted = Self { tls, operator, aws_image, shim_image, exposed, moto, cluster };
+        let [aws_image, shim_image] = images;
+        let namespace = namespace.to_owned();
+        let hosted =
+            Self { tls, operator, aws_image, shim_image, namespace, exposed, moto, cluster };
         hosted.prepare(&dir, token).await?;
         Ok(hosted)
     }
 
     async fn prepare(&self, dir: &Path, token: &str) -> Result<()> {
         let client = self.cluster.client();
-        let namespace =
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+        let metadata = json!({"name": self.namespace});
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
         client.apply(&namespace).await?;
-        for object in manifests::etcd() {
+        self.put_etcd_certificates(dir).await?;
+        for object in etcd::objects(&self.namespace) {
             client.apply(&object).await?;
         }
-        client.apply(&manifests::service(self.service_address())).await?;
+        client.apply(&manifests::service(&self.namespace, self.service_address())).await?;
         self.put_secret("kas-pki", &self.pki(dir)?).await?;
         self.put_secret("kms-token", &[("token", token.to_owned())]).await?;
         let credentials = manifests::web_identity("kms-provider");
         self.put_secret(CREDENTIALS, &[("credentials", credentials)]).await?;
-        client.wait_pod_ready(NAMESPACE, &format!("{ETCD}-0")).await?;
+        client.wait_pod_ready(&self.namespace, &format!("{ETCD}-0")).await?;
         Ok(())
     }
 
@@ -108,7 +126,8 @@ impl Hosted {
         let pods = (1..255).map(|host| Ipv4Addr::from(u32::from(network) + host));
         // A pod's address is not known before it runs: its certificate fits all.
         let names = [self.service_address()].into_iter().chain(pods).map(|ip| ip.to_string());
-        let names: Vec<String> = names.chain([SERVER.to_owned()]).collect();
+        let service = format!("{SERVER}.{}.svc", self.namespace);
+        let names: Vec<String> = names.chain([SERVER.to_owned(), service]).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let serving = self.tls.peer(dir, SERVER, &names)?;
         let accounts = ServiceAccountKeys::create(dir)?;
@@ -131,7 +150,7 @@ impl Hosted {
             .iter()
             .map(|(key, text)| ((*key).to_owned(), STANDARD.encode(text).into()))
             .collect();
-        let metadata = json!({"name": name, "namespace": NAMESPACE});
+        let metadata = json!({"name": name, "namespace": self.namespace});
         let secret =
             json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data});
         self.cluster.client().apply(&secret).await?;
@@ -156,13 +175,13 @@ impl Hosted {
 
     /// The Deployment before anything is encrypted: no sidecar, no flag and no volume for it.
     pub fn bare(&self) -> Value {
-        manifests::bare()
+        manifests::bare(&self.namespace)
     }
 
     /// Applies a Deployment of kube-apiserver, and waits until it is rolled out.
     pub async fn roll_out_as(&self, deployment: &Value) -> Result<Vec<Pod>> {
         self.cluster.client().apply(deployment).await?;
-        self.cluster.client().wait_deployment(NAMESPACE, SERVER).await
+        self.cluster.client().wait_deployment(&self.namespace, SERVER).await
     }
 
     /// The images under test: that of `sidekey-aws` and that of the shim.
@@ -177,13 +196,24 @@ impl Hosted {
 
     /// etcd's client address, reached from this host.
     pub async fn etcd_url(&self) -> Result<String> {
-        let pod = self.cluster.client().pod(NAMESPACE, &format!("{ETCD}-0")).await?;
+        let pod = self.cluster.client().pod(&self.namespace, &format!("{ETCD}-0")).await?;
         Ok(format!("http://{}:2379", address(&pod)?))
+    }
+
+    /// The namespace of the control plane.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
     }
 
     /// Writes a kubeconfig of the hosted cluster's administrator, through the balancer.
     pub fn kubeconfig(&self, path: &Path) -> Result<()> {
-        let server = format!("https://{}:6443", self.service_address());
+        let text = self.kubeconfig_at(&self.service_address().to_string());
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// The same as text, for those who know the balancer under this name or address.
+    pub fn kubeconfig_at(&self, host: &str) -> String {
+        let server = format!("https://{host}:6443");
         let ca = STANDARD.encode(self.tls.pem());
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "hosted",
@@ -194,8 +224,7 @@ impl Hosted {
             "users": [{"name": "admin", "user": {"token": TOKEN}}],
             "contexts": [{"name": "hosted", "context": {"cluster": "hosted", "user": "admin"}}],
         });
-        std::fs::write(path, config.to_string())
-            .with_context(|| format!("cannot write {}", path.display()))
+        config.to_string()
     }
 
     /// The certificate of the one who may ask shims for their state over mutual TLS.
@@ -208,7 +237,7 @@ impl Hosted {
         self.put_secret("kas-secret-encryption-config", &config).await?;
         let url = self.aws_url();
         let images = manifests::Images { aws: &self.aws_image, shim: &self.shim_image };
-        let deployment = manifests::server(layout, encryption, &images, &url);
+        let deployment = manifests::server(&self.namespace, layout, encryption, &images, &url);
         self.roll_out_as(&deployment).await
     }
 
@@ -227,7 +256,7 @@ impl Hosted {
 
     /// The pods of kube-apiserver, ending ones included.
     pub async fn pods(&self) -> Result<Vec<Pod>> {
-        self.cluster.client().pods(NAMESPACE, &format!("app={SERVER}")).await
+        self.cluster.client().pods(&self.namespace, &format!("app={SERVER}")).await
     }
 
     /// An error unless just these pods are there, and no container of theirs was
@@ -291,57 +320,6 @@ impl Hosted {
         there.map(|(_, port)| self.cluster.pod_http(pod, port)).collect()
     }
 
-    /// How often each pod's provider has taken changed files over, all its keys together.
-    pub async fn reloads(&self, pods: &[Pod]) -> Result<Vec<f64>> {
-        let mut all = Vec::new();
-        for pod in pods {
-            let metrics = self.provider_metrics(pod).await?;
-            all.push(metrics.sum("kms_reloads_total", &[("result", "success")]));
-        }
-        Ok(all)
-    }
-
-    /// Waits until each has done so so many times more.
-    pub async fn wait_reloads(&self, pods: &[Pod], before: &[f64], more: f64) -> Result<()> {
-        eventually("all providers have taken the change over", PATIENCE, async || {
-            let now = self.reloads(pods).await?;
-            let all = before.iter().zip(&now).all(|(before, now)| now - before >= more);
-            ensure!(all, "{now:?} after {before:?}");
-            Ok(())
-        })
-        .await
-    }
-
-    /// Gives the minters another token, waits until `keys` keys of each provider are
-    /// on it, and withdraws the old one with its sessions.
-    pub async fn replace_token(
-        &self,
-        pods: &[Pod],
-        keys: f64,
-        [old, new]: [&str; 2],
-    ) -> Result<()> {
-        self.moto.accept_tokens(&[old, new]).await?;
-        let before = self.reloads(pods).await?;
-        let client = self.cluster.client();
-        client.patch_secret(NAMESPACE, "kms-token", &[("token", new)]).await?;
-        self.wait_reloads(pods, &before, keys).await?;
-        eventually("all providers have sessions of the new token", PATIENCE, async || {
-            let sessions = self.moto.sessions().await?;
-            let count = sessions.values().filter(|token| *token == new).count();
-            ensure!(count >= pods.len(), "{count} sessions");
-            Ok(())
-        })
-        .await?;
-        self.moto.accept_tokens(&[new]).await?;
-        self.moto.revoke_sessions_of(old, "ExpiredTokenException").await
-    }
-
-    /// Where `..data` of the credentials' volume of a pod points: kubelet's own swap moves it.
-    pub fn credentials_link(&self, pod: &Pod) -> Result<PathBuf> {
-        let link = self.cluster.volume(pod, "secret", "aws-kms-credentials").join("..data");
-        std::fs::read_link(&link).with_context(|| format!("cannot read {}", link.display()))
-    }
-
     /// Waits until a pod's kube-apiserver writes under the key_id with this hash.
     pub async fn wait_key_id(&self, pod: &Pod, hash: &str) -> Result<()> {
         let client = self.server(pod)?;
@@ -363,7 +341,7 @@ impl Hosted {
 
     /// What the hosted etcd holds of the load's objects of a kind in a namespace.
     pub async fn stored(&self, kind: Kind, namespace: &str) -> Result<Vec<Entry>> {
-        let pod = self.cluster.client().pod(NAMESPACE, &format!("{ETCD}-0")).await?;
+        let pod = self.cluster.client().pod(&self.namespace, &format!("{ETCD}-0")).await?;
         let prefix = format!("/registry/{}/{namespace}/load-", kind.plural());
         let end = prefix.replace("load-", "load.");
         let range = json!({"key": STANDARD.encode(&prefix), "range_end": STANDARD.encode(&end)});

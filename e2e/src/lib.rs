@@ -36,6 +36,7 @@ pub mod local;
 pub mod metrics;
 pub mod netns;
 pub mod openbao;
+pub mod operator;
 pub mod packages;
 pub mod pki;
 pub mod plane;

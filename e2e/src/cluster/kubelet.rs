@@ -87,19 +87,23 @@ impl Kubelet {
     /// Everything a container has logged, its former runs included, as far as
     /// kubelet keeps them. Empty while there is no log.
     pub fn logs(&self, pod: &str, uid: &str, namespace: &str, container: &str) -> Result<String> {
-        let dir = logs_dir(&self.dir).join(format!("{namespace}_{pod}_{uid}")).join(container);
-        let Ok(entries) = std::fs::read_dir(&dir) else { return Ok(String::new()) };
-        let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-        files.retain(|file| file.extension().is_some_and(|end| end == "log"));
-        // 0.log, 1.log, …, 10.log
-        files.sort_by_key(|file| (file.as_os_str().len(), file.clone()));
-        let mut text = String::new();
-        for file in files {
-            let read = || format!("cannot read {}", file.display());
-            let bytes = std::fs::read(&file).with_context(read)?;
-            text.extend(plain_log(&String::from_utf8_lossy(&bytes)));
+        read_logs(&logs_dir(&self.dir).join(format!("{namespace}_{pod}_{uid}")).join(container))
+    }
+
+    /// The directories of containers' logs in a namespace: `POD_UID/CONTAINER`, and where.
+    pub(super) fn log_dirs(&self, namespace: &str) -> Vec<(String, PathBuf)> {
+        let children = |dir: &Path| -> Vec<(String, PathBuf)> {
+            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            entries.map(|e| (e.file_name().to_string_lossy().into_owned(), e.path())).collect()
+        };
+        let mut all = Vec::new();
+        for (pod, dir) in children(&logs_dir(&self.dir)) {
+            let Some(pod) = pod.strip_prefix(&format!("{namespace}_")) else { continue };
+            let containers = children(&dir).into_iter();
+            all.extend(containers.map(|(name, dir)| (format!("{pod}/{name}"), dir)));
         }
-        Ok(text)
+        all.sort();
+        all
     }
 
     /// Where a volume of a pod is mounted, as the machine sees it: `kind` is
@@ -108,6 +112,22 @@ impl Kubelet {
         let volumes = self.dir.join("root/pods").join(uid).join("volumes");
         volumes.join(format!("kubernetes.io~{kind}")).join(name)
     }
+}
+
+/// The logs of one container, its former runs included; empty while there is none.
+pub(super) fn read_logs(dir: &Path) -> Result<String> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Ok(String::new()) };
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    files.retain(|file| file.extension().is_some_and(|end| end == "log"));
+    // 0.log, 1.log, …, 10.log
+    files.sort_by_key(|file| (file.as_os_str().len(), file.clone()));
+    let mut text = String::new();
+    for file in files {
+        let read = || format!("cannot read {}", file.display());
+        let bytes = std::fs::read(&file).with_context(read)?;
+        text.extend(plain_log(&String::from_utf8_lossy(&bytes)));
+    }
+    Ok(text)
 }
 
 /// Where manifests of static pods go.

@@ -21,14 +21,12 @@ use super::sidecars::{minter, native, provider, restricted, shim};
 use crate::aws::{ACCOUNT, REGION};
 use crate::{EncryptionConfiguration, Stanza};
 
-/// Where the hosted control plane lives.
+/// Where the hosted control plane lives, where nothing else is said.
 pub const NAMESPACE: &str = "clusters-demo";
 
 pub(super) const SERVER: &str = "kube-apiserver";
-pub(super) const ETCD: &str = "etcd";
 pub(super) const CREDENTIALS: &str = "kms-creds";
 pub(super) const SERVER_IMAGE: &str = "localhost/sidekey-e2e/kube-apiserver:1";
-pub(super) const ETCD_IMAGE: &str = "localhost/sidekey-e2e/etcd:1";
 
 /// Where the shim tells its state, over mutual TLS.
 pub const ADMIN: u16 = 8444;
@@ -159,54 +157,18 @@ fn socket(id: u64) -> String {
     format!("/var/run/kmsplugin/kms-{id}.sock")
 }
 
-/// etcd and its Service. It has no disk that outlives it.
-pub(super) fn etcd() -> [Value; 2] {
-    let container = json!({
-        "name": ETCD, "image": ETCD_IMAGE, "imagePullPolicy": "Never",
-        "args": [
-            "--data-dir=/data/etcd", "--listen-client-urls=http://0.0.0.0:2379",
-            "--advertise-client-urls=http://etcd-client:2379", "--unsafe-no-fsync",
-        ],
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-        "readinessProbe": {"httpGet": {"path": "/health", "port": 2379}, "periodSeconds": 1},
-    });
-    let labels = json!({"app": ETCD});
-    [
-        json!({
-            "apiVersion": "v1", "kind": "Service",
-            "metadata": {"name": "etcd-client", "namespace": NAMESPACE},
-            "spec": {"selector": labels, "ports": [{"port": 2379}]},
-        }),
-        json!({
-            "apiVersion": "apps/v1", "kind": "StatefulSet",
-            "metadata": {"name": ETCD, "namespace": NAMESPACE},
-            "spec": {
-                "serviceName": "etcd-client", "replicas": 1,
-                "selector": {"matchLabels": labels},
-                "template": {
-                    "metadata": {"labels": labels},
-                    "spec": {
-                        "automountServiceAccountToken": false,
-                        "containers": [container],
-                        "volumes": [{"name": "data", "emptyDir": {}}],
-                    },
-                },
-            },
-        }),
-    ]
-}
-
 /// What stands for the balancer in front of the kube-apiservers.
-pub(super) fn service(address: Ipv4Addr) -> Value {
+pub(super) fn service(namespace: &str, address: Ipv4Addr) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service",
-        "metadata": {"name": SERVER, "namespace": NAMESPACE},
+        "metadata": {"name": SERVER, "namespace": namespace},
         "spec": {"clusterIP": address, "selector": {"app": SERVER}, "ports": [{"port": 6443}]},
     })
 }
 
 /// The Deployment of kube-apiserver.
 pub(super) fn server(
+    namespace: &str,
     layout: &Layout<'_>,
     encryption: &str,
     images: &Images<'_>,
@@ -236,7 +198,7 @@ pub(super) fn server(
     let labels = json!({"app": SERVER});
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment",
-        "metadata": {"name": SERVER, "namespace": NAMESPACE},
+        "metadata": {"name": SERVER, "namespace": namespace},
         "spec": {
             "replicas": 2,
             "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -262,9 +224,9 @@ pub(super) fn server(
 }
 
 /// The Deployment before anything is encrypted: no sidecar, no flag, no volume of ours.
-pub(super) fn bare() -> Value {
+pub(super) fn bare(namespace: &str) -> Value {
     let images = Images { aws: "", shim: "" };
-    let mut deployment = server(&Layout::Shim, "", &images, "");
+    let mut deployment = server(namespace, &Layout::Shim, "", &images, "");
     let template = &mut deployment["spec"]["template"];
     template["metadata"]["annotations"] = json!({});
     let spec = &mut template["spec"];

@@ -77,7 +77,8 @@ impl FromStr for Endpoint {
         if path.bytes().any(|b| b == 0) {
             return Err(bad());
         }
-        if path.len() > MAX_PATH {
+        // The kernel counts what is behind the sign of an abstract name, however that is written.
+        if name.unwrap_or(path).len() > MAX_PATH {
             return Err(EndpointError::TooLong(text.to_owned()));
         }
         match name {
@@ -116,6 +117,17 @@ mod tests {
         for bad in ["", "/", "unix://", "unix:///@", "kms.sock", "tcp://x", "/run/", "/a\0b", &long]
         {
             assert!(bad.parse::<Endpoint>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_abstract_name_may_be_as_long_as_a_path_in_either_form() {
+        let name = "x".repeat(MAX_PATH);
+        for text in [format!("@{name}"), format!("/@{name}"), format!("unix:///@{name}")] {
+            let endpoint: Endpoint = text.parse().unwrap();
+            assert_eq!(endpoint, Endpoint::Abstract(name.clone()));
+            assert!(endpoint.address().is_ok(), "the kernel takes it");
+            assert!(format!("{text}x").parse::<Endpoint>().is_err());
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Observation, ServerReport, ShimReport, ShimStatus};
+use crate::model::KeyNumber;
 
 impl Observation {
     /// Whether every shim has loaded a revision. All replicas must be there, and have answered.
@@ -17,6 +18,21 @@ impl Observation {
             missing.push("there is no shim".to_owned());
         }
         verdict(missing)
+    }
+
+    /// Who has not loaded a revision yet, or cannot read with this key of it.
+    pub fn missing_readers(&self, revision: u64, key: Option<KeyNumber>) -> Vec<String> {
+        let mut missing = self.all_loaded(revision).err().unwrap_or_default();
+        let Some(id) = key.map(|key| key.to_string()) else { return missing };
+        for shim in &self.shims {
+            let Some(status) = &shim.status else { continue };
+            let Some(key) = status.keys.iter().find(|key| key.id == id) else { continue };
+            if !key.healthy {
+                let reason = key.reason.as_deref().unwrap_or("not proven yet");
+                missing.push(format!("shim {}: key {id}: {reason}", shim.name));
+            }
+        }
+        missing
     }
 
     /// Whether every kube-apiserver has made its data keys under the key_id with this hash, for

@@ -27,13 +27,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::Resource;
 use kube::api::DynamicObject;
+use kube::{Resource, ResourceExt};
 use serde_json::json;
 
 use super::context::Context;
 use super::pki::{self, Pki};
-use super::{api, proxy, roll};
+use super::{api, fronts, proxy, roll};
 use crate::fleet::{Fleet, Observation, Pods};
 use crate::model::{API_VERSION, Injection, KIND, Placement, SecretEncryption, names};
 use crate::publish::{self, Live, Options, Target};
@@ -69,6 +69,8 @@ struct Pass<'a> {
     store: Store,
     kept: Kept,
     pki: Option<Pki>,
+    /// The document is translated from another object, which cannot say what may go.
+    translated: bool,
 }
 
 /// What is published, and where it leads.
@@ -130,6 +132,7 @@ impl<'a> Pass<'a> {
     ) -> Result<Self, Halt> {
         let mut wanted = read(object)?;
         ctx.options.complete(&mut wanted);
+        forget(&mut wanted, report);
         let namespace = wanted.namespace.clone().unwrap_or_default();
         let owner = object.controller_owner_ref(&api::secret_encryption());
         let owner = owner.ok_or_else(|| Error::failed("the object has no uid"))?;
@@ -147,7 +150,20 @@ impl<'a> Pass<'a> {
             wanted.spec.shim.extend(Pki::shim_settings(pki::listen(&replicas)));
             wanted.spec.shim_files.extend(Pki::shim_files());
         }
-        Ok(Self { ctx, report, target, namespace, owner, wanted, live, store, kept, pki })
+        let translated = object.annotations().contains_key(fronts::ANNOTATION_SOURCE);
+        Ok(Self {
+            ctx,
+            report,
+            target,
+            namespace,
+            owner,
+            wanted,
+            live,
+            store,
+            kept,
+            pki,
+            translated,
+        })
     }
 
     async fn run(&mut self) -> Result<Duration, Halt> {
@@ -318,6 +334,16 @@ fn read(object: &DynamicObject) -> Result<SecretEncryption, Halt> {
     });
     SecretEncryption::from_document(&document)
         .map_err(|problems| Halt::Refused("InvalidSpec", problems.to_string()))
+}
+
+/// Names that nothing stored carries any more are not brought back by a document that still has
+/// them. What writes has not been retired.
+fn forget(wanted: &mut SecretEncryption, report: &Report) {
+    let retired: BTreeSet<&str> = report.now.retired.iter().map(|one| one.id.as_str()).collect();
+    let writes = Writes::wanted(wanted);
+    let gone = |name: &str| retired.contains(name) && writes != Writes::Name(name.to_owned());
+    wanted.spec.adopt.retain(|adoption| !gone(&adoption.name));
+    wanted.spec.ciphers.retain(|cipher| !gone(&cipher.name));
 }
 
 /// Rotations that are over, the newest first.

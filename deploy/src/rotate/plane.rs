@@ -144,18 +144,8 @@ impl World for Plane {
             Ok(seen) => seen,
             Err(missing) => return Ok(missing),
         };
-        let loaded = seen.all_loaded(state.read_revision.unwrap_or_default());
-        let mut missing = loaded.err().unwrap_or_default();
-        let id = state.to.id.to_string();
-        for shim in &seen.shims {
-            let Some(status) = &shim.status else { continue };
-            let Some(key) = status.keys.iter().find(|key| key.id == id) else { continue };
-            if !key.healthy {
-                let reason = key.reason.as_deref().unwrap_or("not proven yet");
-                missing.push(format!("shim {}: key {id}: {reason}", shim.name));
-            }
-        }
-        Ok(missing)
+        let revision = state.read_revision.unwrap_or_default();
+        Ok(seen.missing_readers(revision, Some(KeyNumber(state.to.id))))
     }
 
     async fn missing_writers(&mut self, state: &State) -> Result<Vec<String>, Error> {

@@ -120,6 +120,9 @@ impl Draft {
             let may = |id| newcomers.contains(&id) || (there(id) && !leaves(id));
             self.document.spec.keys.retain(|key| may(key.id));
         }
+        let spec = &mut self.document.spec;
+        spec.adopt.retain(|adoption| !stand.leaving.contains(&adoption.name));
+        spec.ciphers.retain(|cipher| !stand.leaving.contains(&cipher.name));
         for key in self.document.spec.keys.iter_mut().filter(|key| key.canary.is_none()) {
             let same =
                 |other: &&Key| other.id == key.id && other.fingerprint() == key.fingerprint();

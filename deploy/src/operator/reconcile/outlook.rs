@@ -11,25 +11,6 @@ use crate::model::{KeyNumber, SecretEncryption};
 /// As long as OpenShift lets a report say what is wrong.
 const DETAIL: usize = 1024;
 
-/// Who does not read with this key yet, at this revision.
-pub(super) fn missing_readers(
-    seen: &Observation,
-    revision: u64,
-    key: Option<KeyNumber>,
-) -> Vec<String> {
-    let mut missing = seen.all_loaded(revision).err().unwrap_or_default();
-    let Some(id) = key.map(|key| key.to_string()) else { return missing };
-    for shim in &seen.shims {
-        let Some(status) = &shim.status else { continue };
-        let Some(key) = status.keys.iter().find(|key| key.id == id) else { continue };
-        if !key.healthy {
-            let reason = key.reason.as_deref().unwrap_or("not proven yet");
-            missing.push(format!("shim {}: key {id}: {reason}", shim.name));
-        }
-    }
-    missing
-}
-
 /// Shims that have read the published file and refuse it, and why.
 pub(super) fn refusals(seen: &Observation, revision: u64) -> Vec<String> {
     let revision = revision.to_string();

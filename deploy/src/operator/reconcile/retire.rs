@@ -220,8 +220,8 @@ impl Pass<'_> {
 
     /// Has etcd counted for the first of what is not wanted any more; what nothing needs goes.
     async fn retire(&mut self, wanted: &Writes, published: &Published) -> Result<Duration, Halt> {
-        let Some(retained) = published.draft.retained.first().cloned() else {
-            return Ok(sidekey_core::jitter(self.ctx.options.poll));
+        let Some(retained) = self.candidate(wanted, published) else {
+            return Ok(self.ctx.options.poll);
         };
         let task = Task::Census(self.census(&retained, published));
         let what = describe(&retained);
@@ -249,6 +249,22 @@ impl Pass<'_> {
                 Ok(Duration::ZERO)
             }
         }
+    }
+
+    /// What may go next: what is not wanted any more, names from before the shim, and what a
+    /// document that was translated has kept because only a count can tell.
+    fn candidate(&self, wanted: &Writes, published: &Published) -> Option<Retained> {
+        if let Some(retained) = published.draft.retained.first() {
+            return Some(retained.clone());
+        }
+        let spec = &published.draft.document.spec;
+        let writes = |name: &str| *wanted == Writes::Name(name.to_owned());
+        let adopted = spec.adopt.iter().find(|adoption| !writes(&adoption.name));
+        if let Some(adoption) = adopted {
+            return Some(Retained::Adopted(adoption.clone()));
+        }
+        let cipher = spec.ciphers.iter().find(|cipher| self.translated && !writes(&cipher.name));
+        cipher.map(|cipher| Retained::Cipher(cipher.clone()))
     }
 
     fn census(&self, retained: &Retained, published: &Published) -> CensusTask {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::Stand;
-use super::outlook::{SOON, missing_readers, refusals};
+use super::outlook::{SOON, refusals};
 use super::report::{Subject, age, now};
 use super::writes::{Writes, say};
 use super::{Halt, Pass, Published};
@@ -136,7 +136,7 @@ impl Pass<'_> {
         let seen = self.observe(&published).await?;
         if !published.draft.document.spec.keys.is_empty() {
             let to = Writes::of_turn(&state.to).key();
-            let missing = missing_readers(&seen, published.revision, to);
+            let missing = seen.missing_readers(published.revision, to);
             if !missing.is_empty() {
                 return self.revert_or_wait(state, &seen, published.revision, missing).await;
             }

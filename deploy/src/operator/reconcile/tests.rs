@@ -254,6 +254,52 @@ fn adopted_names_stay_with_their_key() {
 }
 
 #[test]
+fn a_name_that_is_retired_is_not_brought_back_by_a_document_that_still_has_it() {
+    let adopted = || {
+        document(json!({
+            "keys": [key(1, "write")],
+            "ciphers": [{"name": "c1", "type": "aescbc", "secret": {"name": "c", "key": "k"}}],
+            "legacyKey": 1,
+            "adopt": [{"name": "awskmskey-1", "key": 1}],
+        }))
+    };
+    let retired = |names: &[&str]| {
+        let retired: Vec<Value> = names
+            .iter()
+            .map(|id| json!({"id": id, "type": "", "fingerprint": "", "retiredTime": "", "advice": ""}))
+            .collect();
+        let mut object = DynamicObject::new("a", &api::secret_encryption());
+        object.data = json!({"status": {"retired": retired}});
+        Report::of(&object)
+    };
+    let mut wanted = adopted();
+    forget(&mut wanted, &retired(&["7"]));
+    assert_eq!(wanted, adopted());
+    forget(&mut wanted, &retired(&["awskmskey-1", "c1"]));
+    assert!(wanted.spec.adopt.is_empty() && wanted.spec.ciphers.is_empty());
+    let mut writes = adopted();
+    writes.spec.write = crate::model::Writer::Cipher("c1".into());
+    forget(&mut writes, &retired(&["c1"]));
+    assert_eq!(writes.spec.ciphers.len(), 1, "what writes is needed, whatever was counted once");
+}
+
+#[test]
+fn a_name_leaves_also_if_the_document_still_has_it() {
+    let adopted = document(json!({
+        "keys": [key(1, "write")],
+        "adopt": [{"name": "awskmskey-1", "listen": "unix:///var/run/kmsplugin/old.sock", "key": 1}],
+    }));
+    let mut stand = Stand::of(Writes::Key(KeyNumber(1)));
+    let live = put(&Live::default(), &draft(&adopted, &Live::default(), &stand).unwrap(), &[]);
+    let live = live.unwrap();
+    stand.leaving = BTreeSet::from(["awskmskey-1".to_owned()]);
+    let made = draft(&adopted, &live, &stand).unwrap();
+    assert!(made.document.spec.adopt.is_empty());
+    assert!(put(&live, &made, &["awskmskey-1"]).is_err(), "its socket's data is key 1's");
+    put(&live, &made, &["awskmskey-1", "1"]).unwrap();
+}
+
+#[test]
 fn what_a_turn_says_is_what_writes() {
     for mode in MODES {
         assert_eq!(Writes::of_turn(&turn(mode)), Writes::wanted(&wanted(mode)), "{mode:?}");

@@ -73,7 +73,7 @@ impl Managed {
     }
 
     /// A real token of a service account in the operator's namespace, which is made where it is
-    /// not there. It may see SecretEncryptions if `sees`.
+    /// not there. It may see SecretEncryptions and metrics if `sees`.
     pub async fn token_of(&self, account: &str, sees: bool) -> Result<String> {
         let client = self.hosted.cluster.client();
         let metadata = json!({"name": account, "namespace": OPERATOR_NAMESPACE});
@@ -95,9 +95,10 @@ impl Managed {
 
 fn sight(account: &str) -> [Value; 2] {
     let (group, name) = ("rbac.authorization.k8s.io", format!("{account}-sees"));
-    let rules = json!([{
-        "apiGroups": ["sidekey.dev"], "resources": ["secretencryptions"], "verbs": ["get", "list"],
-    }]);
+    let rules = json!([
+        {"apiGroups": ["sidekey.dev"], "resources": ["secretencryptions"], "verbs": ["get", "list"]},
+        {"nonResourceURLs": ["/metrics"], "verbs": ["get"]},
+    ]);
     let account =
         json!({"kind": "ServiceAccount", "name": account, "namespace": OPERATOR_NAMESPACE});
     [

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -71,6 +71,9 @@ impl Display for Report {
     }
 }
 
+/// Loads that were started: what one leaves behind is not in the way of the next.
+static RUNS: AtomicU64 = AtomicU64::new(0);
+
 /// Running load; dropped, it stops at once.
 #[derive(Debug)]
 pub struct Load {
@@ -84,6 +87,7 @@ impl Load {
         ensure!(!servers.is_empty(), "load needs at least one kube-apiserver");
         let (writers, readers) = (options.writers, options.readers);
         let shared = Arc::new(Shared {
+            run: RUNS.fetch_add(1, Ordering::Relaxed),
             servers,
             options,
             stop: AtomicBool::new(false),
@@ -132,6 +136,7 @@ impl Load {
 
 #[derive(Debug)]
 struct Shared {
+    run: u64,
     servers: Vec<KubeClient>,
     options: LoadOptions,
     stop: AtomicBool,
@@ -169,7 +174,7 @@ impl Worker {
         let kind = Kind::ALL[usize::try_from(round).unwrap_or_default() % Kind::ALL.len()];
         let (one, other) = (self.server(round), self.server(round + 1));
         let namespace = self.shared.options.namespace.as_str();
-        let name = format!("load-{}-{round}", self.number);
+        let name = format!("load-{}-{}-{round}", self.shared.run, self.number);
         let (first, second) = (format!("{name} first"), format!("{name} second"));
         self.count("create", one.create(kind, namespace, &name, &[("value", &first)])).await?;
         self.count("read", expect(other, namespace, kind, &name, &first)).await?;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use sidekey_e2e::cluster::manifest;
+use sidekey_e2e::images;
 
 use crate::assert_none;
 use crate::layout::{files, root};
@@ -114,7 +115,7 @@ fn every_image_is_made_alike_and_can_be_built_from_source() {
     let (mut wrong, mut forms) = (Vec::new(), BTreeSet::new());
     for file in files().iter().filter(|file| file.ends_with("/Containerfile")) {
         let folder = file.split('/').nth(1).unwrap();
-        let (text, binary) = (text(file), format!("sidekey-{folder}"));
+        let (text, binary) = (text(file), images::binary(folder));
         let word = |flag: &str| {
             let (_, rest) = text.split_once(flag).unwrap_or_default();
             rest.split_whitespace().next().unwrap_or_default().to_owned()

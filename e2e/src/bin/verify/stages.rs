@@ -38,7 +38,7 @@ struct Executable {
 
 /// Builds the servers of a cluster into the harness's cache.
 pub(crate) async fn prepare_cluster() -> Result<()> {
-    let cluster = [golang::NODE, golang::COREDNS, golang::POD];
+    let cluster = [golang::NODE, golang::COREDNS, golang::POD, golang::KUBECTL];
     for server in [golang::ETCD, golang::KUBE_APISERVER, golang::OPENBAO].into_iter().chain(cluster)
     {
         server.build_async().await?;

@@ -35,7 +35,7 @@ use super::context::Context;
 use super::pki::{self, Pki};
 use super::{api, fronts, proxy, roll};
 use crate::fleet::{Fleet, Observation, Pods};
-use crate::model::{API_VERSION, Injection, KIND, Placement, SecretEncryption, names};
+use crate::model::{API_VERSION, Injection, KIND, Key, Placement, SecretEncryption, names};
 use crate::publish::{self, Live, Options, Target};
 use crate::render::{Phase, ResolvedFiles, render};
 use crate::rotate::{Kept, State, Store};
@@ -294,6 +294,18 @@ impl<'a> Pass<'a> {
         let seen = Fleet::new().pods(pods).observe().await?;
         outlook::tell(&seen, &published.draft, self.report);
         Ok(seen)
+    }
+
+    /// What the files of one key hold, for a Job that runs its provider.
+    async fn files_of(&self, key: &Key) -> Result<ResolvedFiles, Halt> {
+        let mut alone = self.wanted.clone();
+        alone.spec.keys = vec![key.clone()];
+        let mut files = ResolvedFiles::default();
+        files.from_cluster(&alone, &self.ctx.client, &self.namespace).await?;
+        match files.require(&alone) {
+            Ok(()) => Ok(files),
+            Err(error) => Err(Halt::Refused(MISSING, explained(&error))),
+        }
     }
 
     /// Every kube-apiserver, as Jobs reach it.

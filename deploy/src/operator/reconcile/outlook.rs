@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::status::{HealthReport, KeyState, ReplicaState};
 use super::draft::{Draft, Retained};
-use super::report::{Report, Subject};
+use super::report::{Report, Subject, cut};
 use crate::fleet::{Observation, ShimReport};
 use crate::model::{KeyNumber, SecretEncryption};
 
@@ -156,10 +156,7 @@ pub(super) fn keys(draft: &Draft) -> Vec<KeyState> {
 }
 
 fn detail(text: String) -> String {
-    match text.char_indices().nth(DETAIL - 1) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
+    cut(text, DETAIL - 1)
 }
 
 /// Between two looks at something that is under way.

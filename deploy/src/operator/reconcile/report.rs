@@ -202,7 +202,8 @@ pub(super) fn age(time: &str) -> Option<Duration> {
     Some(SystemTime::now().duration_since(then).unwrap_or_default())
 }
 
-fn cut(text: String, limit: usize) -> String {
+/// So many characters, and a sign that there were more.
+pub(super) fn cut(text: String, limit: usize) -> String {
     match text.char_indices().nth(limit) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,

@@ -21,7 +21,7 @@ use crate::operator::jobs::{self, CensusTask, Found, MigrateTask, RotateTask, Ta
 use crate::operator::schedule::Version;
 use crate::operator::status::{Moved, Retired};
 use crate::operator::{proxy, roll};
-use crate::render::{PartName, ResolvedFiles};
+use crate::render::PartName;
 
 /// What the administrator is told of a key that nothing stored needs.
 const ADVICE: &str = "nothing in etcd needs it. Backups made before then do: keep it at the KMS, \
@@ -121,10 +121,7 @@ impl Pass<'_> {
         if version.due(&schedule, time) != Some(Duration::ZERO) {
             return Ok(None);
         }
-        let mut alone = self.wanted.clone();
-        alone.spec.keys = vec![key.clone()];
-        let mut files = ResolvedFiles::default();
-        files.from_cluster(&alone, &self.ctx.client, &self.namespace).await?;
+        let files = self.files_of(&key).await?;
         let task = Task::Rotate(RotateTask { key, files, key_id_hash: announced.to_owned() });
         let (client, wanted) = (&self.ctx.client, &self.wanted);
         match jobs::look(client, wanted, &task).await? {

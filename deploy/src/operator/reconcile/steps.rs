@@ -12,7 +12,7 @@ use crate::fleet::Observation;
 use crate::model::names;
 use crate::operator::jobs::{self, Found, GateTask, MigrateTask, PreflightTask, Task};
 use crate::operator::status::Rotation;
-use crate::render::{PartName, ResolvedFiles};
+use crate::render::PartName;
 use crate::rotate::{Stage, State, Step, Turn};
 use sidekey_core::{hex, sha256};
 
@@ -103,14 +103,13 @@ impl Pass<'_> {
         let Some(key) = key.filter(|key| !key.is_external()) else {
             return self.done(state, Step::Preflight).await;
         };
-        let mut alone = self.wanted.clone();
-        alone.spec.keys = vec![key.clone()];
-        let mut files = ResolvedFiles::default();
-        files.from_cluster(&alone, &self.ctx.client, &self.namespace).await?;
-        if let Err(error) = files.require(&alone) {
-            self.show(&state, None, Vec::new());
-            return Err(Halt::Refused(super::MISSING, super::explained(&error)));
-        }
+        let files = match self.files_of(&key).await {
+            Ok(files) => files,
+            Err(halt) => {
+                self.show(&state, None, Vec::new());
+                return Err(halt);
+            }
+        };
         let task = Task::Preflight(PreflightTask { key, files });
         match self.work(&state, &task, Subject::Configured, "PreflightFailed").await? {
             Some(report) => {

@@ -14,7 +14,7 @@ use sidekey_e2e::aws::{AwsPlugin, KmsFault, Moto, REGION};
 use sidekey_e2e::gateway::{Fault, Gateway};
 use sidekey_e2e::vendor::{COAST, MEANWHILE, Sufferer};
 use sidekey_e2e::wait::PATIENCE;
-use sidekey_e2e::{ControlPlane, Kind, Load, Stored, eventually};
+use sidekey_e2e::{ControlPlane, Load, Stored, eventually};
 
 struct Scene {
     gateway: Gateway,
@@ -123,6 +123,7 @@ async fn the_key_is_disabled(scene: &mut Scene, load: &Load) -> Result<()> {
 
 async fn everything_reads_after_a_restart(sufferer: &mut Sufferer<AwsPlugin>) -> Result<()> {
     sufferer.everything_reads_after_a_restart().await?;
-    let raw = sufferer.plane.etcd.raw(&Kind::Secret.etcd_key("default", "load-0-0")).await?;
-    Stored::parse(&raw).map(drop)
+    let stored = sufferer.plane.etcd.list("/registry/secrets/default/load-").await?;
+    ensure!(!stored.is_empty(), "the load has left no Secret");
+    stored.iter().try_for_each(|entry| Stored::parse(&entry.value).map(drop))
 }

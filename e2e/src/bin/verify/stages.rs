@@ -191,6 +191,8 @@ impl Stages<'_> {
         let folder = self.workspace.folder(&target.package);
         let mut command = Command::new(path);
         command.current_dir(folder).env("CARGO_MANIFEST_DIR", folder);
+        // What a test says of its failure is enough; frames would push it out of what is shown.
+        command.env("RUST_BACKTRACE", "0");
         if let Some(directory) = binaries.filter(|directory| !directory.as_os_str().is_empty()) {
             command.env(binaries::BIN_DIR, directory);
         }

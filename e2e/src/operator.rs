@@ -50,6 +50,8 @@ pub const BETWEEN_STEPS: u64 = 100;
 /// How to install it.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Where the control plane is, and what its SecretEncryption is called.
+    pub plane: (&'static str, &'static str),
     /// How many operators.
     pub replicas: u32,
     /// Whose providers' images are there.
@@ -60,11 +62,18 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { replicas: 1, vendors: vec!["aws"], arguments: Vec::new() }
+        let plane = (NAMESPACE, NAME);
+        Self { plane, replicas: 1, vendors: vec!["aws"], arguments: Vec::new() }
     }
 }
 
 impl Options {
+    /// With a control plane in this namespace, whose SecretEncryption has this name.
+    pub fn plane(mut self, namespace: &'static str, name: &'static str) -> Self {
+        self.plane = (namespace, name);
+        self
+    }
+
     /// With these vendors' providers.
     pub fn vendors(mut self, vendors: &[&'static str]) -> Self {
         self.vendors = vendors.to_vec();
@@ -82,6 +91,7 @@ impl Options {
 /// Dropped, and so ended, in this order.
 pub struct Managed {
     dir: PathBuf,
+    plane: (&'static str, &'static str),
     /// The kubectl that installed it.
     pub kubectl: PathBuf,
     /// The hosted control plane, and the cluster that it is on.

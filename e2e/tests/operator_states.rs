@@ -11,7 +11,7 @@ use sidekey::rotate::Stage;
 use sidekey_e2e::aws::KmsFault;
 use sidekey_e2e::cluster::Partition;
 use sidekey_e2e::operator::{
-    AwsKeys, BETWEEN_STEPS, Managed, NAMESPACE, Options, ROTATION, encryption, stage_of,
+    AwsKeys, BETWEEN_STEPS, Managed, NAMESPACE, Options, encryption, stage_of,
 };
 use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE};
 use sidekey_e2e::{Load, eventually};
@@ -198,19 +198,9 @@ impl Scene {
 
     async fn a_key_that_moves_at_the_vendor_is_followed(&self, load: &Load) -> Result<()> {
         let managed = &self.managed;
-        let before = managed.encryption().await?["status"]["encryptedUnder"].clone();
-        ensure!(before.is_string(), "it does not say what everything is under: {before}");
+        let before = managed.encrypted_under().await?;
         managed.hosted.moto.owner().rotate(&self.keys.arns[1]).await?;
-        let what = "everything is under the key's new version";
-        managed
-            .wait_encryption(what, ROTATION, |encryption| {
-                let status = &encryption["status"];
-                ensure!(status["encryptedUnder"] != before, "still under {before}");
-                ensure!(status["moved"].is_null() && status["rotation"].is_null(), "{status}");
-                ensure!(status["activeKey"]["id"] == 2, "{status}");
-                Ok(())
-            })
-            .await?;
+        managed.wait_followed(2, &before).await?;
         load.more(BETWEEN_STEPS).await?;
         managed.all_is_under(2).await
     }

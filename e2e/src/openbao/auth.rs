@@ -31,6 +31,11 @@ impl AppRole {
         Ok(Self { bao: bao.clone(), path, role_id })
     }
 
+    /// Whoever logs in from now on has these policies.
+    pub async fn give(&self, policies: &[&str]) -> Result<()> {
+        self.bao.write(&self.path, &with_policies(&json!({}), policies)).await.map(drop)
+    }
+
     /// A new secret-id.
     pub async fn secret_id(&self) -> Result<String> {
         let answer = self.bao.write(&format!("{}/secret-id", self.path), &json!({})).await?;

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{CLUSTERS, IMAGES, Managed, NAMESPACE, OPERATOR, OPERATOR_NAMESPACE, Options, TOKEN};
+use super::{CLUSTERS, IMAGES, Managed, OPERATOR, OPERATOR_NAMESPACE, Options, TOKEN};
 use crate::cluster::manifest;
 use crate::hosted::Hosted;
 use crate::images::{self, Image};
@@ -44,8 +44,9 @@ impl Managed {
         let kubectl = kubectl().await?;
         let dir = cluster.ground().plane().scratch.subdir("operator")?;
         crds(cluster.client()).await?;
-        let hosted = Hosted::on(cluster, NAMESPACE, [image("aws"), image("shim")], TOKEN).await?;
-        let managed = Self { dir, kubectl, hosted };
+        let (namespace, _) = options.plane;
+        let hosted = Hosted::on(cluster, namespace, [image("aws"), image("shim")], TOKEN).await?;
+        let managed = Self { dir, plane: options.plane, kubectl, hosted };
         managed.prepare().await?;
         let overlay = managed.overlay(&names, &options)?;
         managed.run_kubectl(&["apply", "-k", &overlay.display().to_string()]).await?;

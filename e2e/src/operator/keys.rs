@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{Managed, NAMESPACE};
+use super::Managed;
 use crate::cluster::Exposed;
 use crate::local::PROGRAM;
 use crate::openbao::Prepared;
@@ -15,6 +15,9 @@ use crate::{LocalPlugin, OpenBao, binaries};
 const AWS_SECRET: &str = "aws-keys";
 const VAULT_SECRET: &str = "vault-keys";
 const LOCAL_SECRET: &str = "local-keys";
+
+/// The policy of whoever may ask Vault for a new version.
+const MORE_VERSIONS: &str = "kms-rotate";
 
 /// Keys of the simulated AWS, and an access key that may use them.
 #[derive(Clone, Debug)]
@@ -117,10 +120,13 @@ impl VaultKey {
         let scratch = &managed.hosted.cluster.ground().plane().scratch;
         let bao = OpenBao::start(scratch, "bao").await?;
         let Prepared { key, role } = bao.prepare().await?;
+        // For `autoRotation`.
+        bao.root().policy(MORE_VERSIONS, &[("transit/keys/kms/rotate", &["update"])]).await?;
+        role.give(&["kms", MORE_VERSIONS]).await?;
         let exposed = managed.hosted.cluster.expose(bao.socket_address()).await?;
         let (ca, secret_id) = (bao.authority().pem(), role.secret_id().await?);
         let data = [("vault-ca.crt", ca.as_str()), ("secret-id", &secret_id)];
-        managed.put_secret_in(NAMESPACE, VAULT_SECRET, &data).await?;
+        managed.put_secret_in(managed.plane.0, VAULT_SECRET, &data).await?;
         Ok(Self { exposed, role, key, bao })
     }
 
@@ -137,6 +143,32 @@ impl VaultKey {
             }},
             "files": [file("vault-ca.crt"), file("secret-id")],
         })
+    }
+}
+
+impl VaultKey {
+    /// The same key as `spec.encryption.kms.vault` of an APIServer, with the objects that it refers
+    /// to. The image there is of OpenShift's own plugin, which nothing pulls here.
+    pub async fn of_api_server(&self, managed: &Managed) -> Result<Value> {
+        let (namespace, client) = ("openshift-config", managed.hosted.cluster.client());
+        let made =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+        client.apply(&made).await?;
+        let data = json!({"ca-bundle.crt": self.bao.authority().pem()});
+        let metadata = json!({"name": "vault-ca", "namespace": namespace});
+        let bundle =
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+        client.apply(&bundle).await?;
+        let secret_id = self.role.secret_id().await?;
+        let login = [("role-id", self.role.role_id.as_str()), ("secret-id", &secret_id)];
+        managed.put_secret_in(namespace, "vault-role", &login).await?;
+        Ok(json!({
+            "kmsPluginImage": format!("registry.example/vault-kms@sha256:{}", "0".repeat(64)),
+            "vaultAddress": format!("https://{}", self.exposed.address()),
+            "vaultKeyPath": self.key.key_path(),
+            "tls": {"caBundle": {"name": "vault-ca"}, "serverName": "localhost"},
+            "authentication": {"type": "AppRole", "appRole": {"secret": {"name": "vault-role"}}},
+        }))
     }
 }
 
@@ -160,7 +192,7 @@ impl LocalKey {
         let lineage = shown["lineage"].as_str().with_context(|| format!("no lineage: {shown}"))?;
         let text = std::fs::read_to_string(plugin.key_file())?;
         let secret = format!("{LOCAL_SECRET}-{name}");
-        managed.put_secret_in(NAMESPACE, &secret, &[(name, &text)]).await?;
+        managed.put_secret_in(managed.plane.0, &secret, &[(name, &text)]).await?;
         Ok(Self { name: name.to_owned(), lineage: lineage.to_owned() })
     }
 

@@ -9,7 +9,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use super::{Managed, NAMESPACE};
+use super::Managed;
 use crate::Kind;
 use crate::shim::replicas::key_number;
 use crate::wait::{LONG_PATIENCE, eventually};
@@ -43,15 +43,9 @@ impl Managed {
         &self,
         what: impl Display,
         limit: Duration,
-        mut judge: impl FnMut(&Value) -> Result<T>,
+        judge: impl FnMut(&Value) -> Result<T>,
     ) -> Result<T> {
-        let mut last = Value::Null;
-        let seen = eventually(what, limit, async || {
-            last = self.encryption().await?;
-            judge(&last)
-        });
-        let seen = seen.await;
-        seen.with_context(|| format!("{}\n{}", shown(&last), self.operator_tail()))
+        self.wait_object(what, limit, async || self.encryption().await, judge).await
     }
 
     /// The same for the HostedCluster.
@@ -59,11 +53,22 @@ impl Managed {
         &self,
         what: impl Display,
         limit: Duration,
+        judge: impl FnMut(&Value) -> Result<T>,
+    ) -> Result<T> {
+        self.wait_object(what, limit, async || self.hosted_cluster().await, judge).await
+    }
+
+    /// The same for whatever `read` gives.
+    pub async fn wait_object<T>(
+        &self,
+        what: impl Display,
+        limit: Duration,
+        read: impl AsyncFn() -> Result<Value>,
         mut judge: impl FnMut(&Value) -> Result<T>,
     ) -> Result<T> {
         let mut last = Value::Null;
         let seen = eventually(what, limit, async || {
-            last = self.hosted_cluster().await?;
+            last = read().await?;
             judge(&last)
         });
         let seen = seen.await;
@@ -123,6 +128,28 @@ impl Managed {
         .await
     }
 
+    /// Waits until the key of this number, which already writes, has another version at its vendor
+    /// than the one called `before`, and everything is stored under that.
+    pub async fn wait_followed(&self, id: u64, before: &Value) -> Result<Value> {
+        let what = format!("everything is under the new version of key {id}");
+        self.wait_encryption(what, ROTATION, |encryption| {
+            let status = &encryption["status"];
+            ensure!(status["encryptedUnder"].is_string(), "under nothing that is known: {status}");
+            ensure!(status["encryptedUnder"] != *before, "still under {before}");
+            ensure!(status["moved"].is_null() && status["rotation"].is_null(), "{status}");
+            ensure!(status["activeKey"]["id"] == id, "{status}");
+            Ok(encryption.clone())
+        })
+        .await
+    }
+
+    /// What everything stored is under, as `status` has it.
+    pub async fn encrypted_under(&self) -> Result<Value> {
+        let under = self.encryption().await?["status"]["encryptedUnder"].take();
+        ensure!(under.is_string(), "it does not say what everything is under: {under}");
+        Ok(under)
+    }
+
     /// Waits until etcd was counted and the key of this number was taken out.
     pub async fn wait_retired(&self, id: u64) -> Result<Value> {
         let what = format!("key {id} is retired");
@@ -161,7 +188,7 @@ impl Managed {
 
     /// How often kube-apiserver's Deployment was rolled out.
     pub async fn rollouts(&self) -> Result<u64> {
-        let path = format!("/apis/apps/v1/namespaces/{NAMESPACE}/deployments/kube-apiserver");
+        let path = format!("/apis/apps/v1/namespaces/{}/deployments/kube-apiserver", self.plane.0);
         let object = self.hosted.cluster.client().get(&path).await?;
         let found = &object["metadata"]["annotations"]["deployment.kubernetes.io/revision"];
         let found = found.as_str().and_then(|text| text.parse().ok());
@@ -171,7 +198,7 @@ impl Managed {
     /// The EncryptionConfigurations that were published, the oldest first, as far as they are kept.
     pub async fn published(&self) -> Result<Vec<(u64, Value)>> {
         let client = self.hosted.cluster.client();
-        let list = client.get(&format!("/api/v1/namespaces/{NAMESPACE}/secrets")).await?;
+        let list = client.get(&format!("/api/v1/namespaces/{}/secrets", self.plane.0)).await?;
         let mut all = Vec::new();
         for secret in list["items"].as_array().context("a list without items")? {
             let name = secret["metadata"]["name"].as_str().unwrap_or_default();
@@ -189,7 +216,7 @@ impl Managed {
 
     /// The state of the rotation as the operator has written it down.
     pub async fn kept_rotation(&self) -> Result<Value> {
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/configmaps/sidekey-rotation");
+        let path = format!("/api/v1/namespaces/{}/configmaps/sidekey-rotation", self.plane.0);
         let map = self.hosted.cluster.client().get(&path).await?;
         let text = map["data"]["rotation.json"].as_str();
         let Some(text) = text else { bail!("the ConfigMap has no state: {}", map["data"]) };

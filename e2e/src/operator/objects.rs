@@ -59,10 +59,6 @@ fn hosted_path() -> String {
     format!("{group}/namespaces/{CLUSTERS}/hostedclusters/{NAME}")
 }
 
-fn encryption_path() -> String {
-    format!("/apis/sidekey.dev/v1alpha1/namespaces/{NAMESPACE}/secretencryptions/{NAME}")
-}
-
 impl Managed {
     /// The HostedCluster as it is.
     pub async fn hosted_cluster(&self) -> Result<Value> {
@@ -82,21 +78,26 @@ impl Managed {
         Ok(())
     }
 
+    fn encryption_path(&self) -> String {
+        let (namespace, name) = self.plane;
+        format!("/apis/sidekey.dev/v1alpha1/namespaces/{namespace}/secretencryptions/{name}")
+    }
+
     /// The SecretEncryption as it is.
     pub async fn encryption(&self) -> Result<Value> {
-        self.hosted.cluster.client().get(&encryption_path()).await
+        self.hosted.cluster.client().get(&self.encryption_path()).await
     }
 
     /// Creates the SecretEncryption, or replaces its whole spec, as `kubectl replace` does.
     pub async fn put_encryption(&self, document: &Value) -> Result<Value> {
         let client = self.hosted.cluster.client();
-        let now = client.raw(&encryption_path()).await?;
+        let now = client.raw(&self.encryption_path()).await?;
         if now.status == 404 {
             return client.apply(document).await;
         }
         let mut next = now.ok()?.json()?;
         next["spec"] = document["spec"].clone();
-        client.send(Method::PUT, &encryption_path(), Some(&next)).await
+        client.send(Method::PUT, &self.encryption_path(), Some(&next)).await
     }
 
     /// Creates a Secret of the control plane, or of the HostedCluster, or replaces it.

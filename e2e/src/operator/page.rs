@@ -173,9 +173,9 @@ impl Door {
         Ok(Self { address, task })
     }
 
-    /// What to ask a browser for.
-    pub fn url(&self) -> String {
-        format!("http://{}/", self.address)
+    /// What to ask a browser for to see the page at this path.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
     }
 }
 

@@ -1,0 +1,148 @@
+//! Promise: the vendor is changed by editing the SecretEncryption: with sidecars it takes exactly one
+//! rolling update each time, with providers in pods of their own no kube-apiserver restarts; what is
+//! encrypted becomes clear and encrypted again by kube-apiserver's own reload; no request fails.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+use sidekey_e2e::Load;
+use sidekey_e2e::operator::{
+    AwsKeys, BETWEEN_STEPS, LocalKey, Managed, NAMESPACE, Options, VaultKey, encryption,
+};
+
+/// Keys of three vendors. Dropped, and so ended, in this order.
+struct Scene {
+    vault: VaultKey,
+    local: LocalKey,
+    aws: AwsKeys,
+    more: Value,
+    managed: Managed,
+}
+
+#[tokio::test]
+async fn with_sidecars_each_vendor_takes_one_rolling_update() {
+    let scene = Scene::start("op-sidecars", json!({})).await.unwrap();
+    scene.put(&[scene.aws.key(1, 0)]).await.unwrap();
+    scene.managed.wait_written_with(1).await.unwrap();
+
+    let load = scene.managed.load_on_service().unwrap();
+    load.more(BETWEEN_STEPS).await.unwrap();
+    let keys = [scene.aws.key(1, 0), scene.vault.key(2), scene.local.key(3)];
+    for number in [2_u64, 3] {
+        let before = scene.managed.rollouts().await.unwrap();
+        scene.write_with(number, &keys, &load).await.unwrap();
+        let rolled = scene.managed.rollouts().await.unwrap() - before;
+        assert_eq!(rolled, 1, "rolling updates for key {number}");
+        if number == 2 {
+            scene.a_version_that_somebody_makes_in_vault_is_followed(&load).await.unwrap();
+            assert_eq!(scene.managed.rollouts().await.unwrap(), before + 1, "for a version");
+        }
+    }
+    let report = load.stop().await.unwrap().without_failures().unwrap();
+    println!("throughout two changes of vendor, through the balancer: {report}");
+}
+
+#[tokio::test]
+async fn with_providers_elsewhere_no_kube_apiserver_restarts() {
+    let scene = Scene::start("op-proxy", json!({"placement": "Proxy"})).await.unwrap();
+    scene.put(&[scene.aws.key(1, 0)]).await.unwrap();
+    scene.managed.wait_written_with(1).await.unwrap();
+
+    let pods = scene.managed.hosted.pods().await.unwrap();
+    let load = scene.managed.load_on_pods().await.unwrap();
+    load.more(BETWEEN_STEPS).await.unwrap();
+    let keys = [scene.aws.key(1, 0), scene.vault.key(2), scene.local.key(3)];
+    scene.write_with(2, &keys, &load).await.unwrap();
+    scene.vault_is_asked_for_a_version_on_a_schedule(&load).await.unwrap();
+    scene.write_with(3, &keys, &load).await.unwrap();
+    scene.everything_becomes_clear_and_is_encrypted_again(&load).await.unwrap();
+    scene.providers_that_nobody_needs_are_gone().await.unwrap();
+    let report = load.stop().await.unwrap().without_failures().unwrap();
+    println!("throughout five changes, on each pod: {report}");
+    scene.managed.hosted.nothing_has_restarted(&pods).await.unwrap();
+}
+
+impl Scene {
+    async fn start(name: &str, mut more: Value) -> Result<Self> {
+        let options = Options::default().vendors(&["aws", "vault", "local", "proxy"]);
+        let managed = Managed::start(name, options).await?;
+        let aws = AwsKeys::create(&managed, NAMESPACE, 1).await?;
+        let vault = VaultKey::create(&managed).await?;
+        let local = LocalKey::create(&managed, "key").await?;
+        // A version that is made at the vendor is followed at once, not after five minutes.
+        more["convergence"] = "1s".into();
+        Ok(Self { vault, local, aws, more, managed })
+    }
+
+    async fn put(&self, keys: &[Value]) -> Result<()> {
+        self.managed.put_encryption(&encryption(keys, &self.more)).await?;
+        Ok(())
+    }
+
+    /// Lets the key of this number write; all before it read.
+    async fn write_with(&self, number: u64, keys: &[Value], load: &Load) -> Result<()> {
+        let at = usize::try_from(number)? - 1;
+        let all: Vec<Value> = keys[..=at].iter().rev().cloned().collect();
+        self.put(&all).await?;
+        let done = self.managed.wait_written_with(number).await?;
+        load.more(BETWEEN_STEPS).await?;
+        self.managed.all_is_under(number).await?;
+        println!("to {}: {:#}", keys[at]["type"], done["status"]["history"][0]);
+        Ok(())
+    }
+
+    async fn a_version_that_somebody_makes_in_vault_is_followed(&self, load: &Load) -> Result<()> {
+        let before = self.managed.encrypted_under().await?;
+        self.vault.key.rotate().await?;
+        self.managed.wait_followed(2, &before).await?;
+        load.more(BETWEEN_STEPS).await?;
+        self.managed.all_is_under(2).await
+    }
+
+    /// Nobody but the operator asks for it.
+    async fn vault_is_asked_for_a_version_on_a_schedule(&self, load: &Load) -> Result<()> {
+        let (managed, keys) = (&self.managed, [self.vault.key(2), self.aws.key(1, 0)]);
+        let before = managed.encrypted_under().await?;
+        let mut more = self.more.clone();
+        more["autoRotation"] = json!({"every": "1s"});
+        managed.put_encryption(&encryption(&keys, &more)).await?;
+        managed.wait_followed(2, &before).await?;
+        self.put(&keys).await?;
+        load.more(BETWEEN_STEPS).await?;
+        managed.all_is_under(2).await?;
+        let versions = self.vault.key.describe().await?["latest_version"].clone();
+        ensure!(versions.as_u64() > Some(1), "{versions}");
+        Ok(())
+    }
+
+    async fn everything_becomes_clear_and_is_encrypted_again(&self, load: &Load) -> Result<()> {
+        let managed = &self.managed;
+        let mut clear = encryption(&[self.local.key(3)], &self.more);
+        clear["spec"]["write"] = "identity".into();
+        managed.put_encryption(&clear).await?;
+        managed.wait_written_with(0).await?;
+        load.more(BETWEEN_STEPS).await?;
+        managed.all_is_under(0).await?;
+        // A number never writes twice: what it wrote before could not be told from what it writes now.
+        self.put(&[self.local.key(4), self.local.key(3)]).await?;
+        managed.wait_written_with(4).await?;
+        load.more(BETWEEN_STEPS).await?;
+        managed.all_is_under(4).await
+    }
+
+    /// AWS and Vault can be gone: nothing stored needs them.
+    async fn providers_that_nobody_needs_are_gone(&self) -> Result<()> {
+        self.put(&[self.local.key(4)]).await?;
+        for number in [1, 2, 3] {
+            self.managed.wait_retired(number).await?;
+        }
+        let client = self.managed.hosted.cluster.client();
+        let pods = client.wait_deployment(NAMESPACE, "sidekey-providers").await?;
+        for pod in &pods {
+            let names: Vec<&str> = pod.containers.iter().map(|one| one.name.as_str()).collect();
+            ensure!(!names.iter().any(|name| name.contains("aws") || name.contains("vault")));
+            ensure!(names.iter().any(|name| name.contains("local")), "{names:?}");
+        }
+        Ok(())
+    }
+}

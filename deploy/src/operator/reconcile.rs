@@ -18,6 +18,7 @@ mod outlook;
 mod report;
 mod retire;
 mod steps;
+mod work;
 mod writes;
 
 #[cfg(test)]

@@ -10,20 +10,29 @@ use super::writes::{Writes, say};
 use super::{Halt, Pass, Published};
 use crate::fleet::Observation;
 use crate::model::names;
-use crate::operator::jobs::{self, Found, GateTask, MigrateTask, PreflightTask, Task};
+use crate::operator::jobs::{self, GateTask, MigrateTask, PreflightTask, Task};
 use crate::operator::status::Rotation;
 use crate::render::PartName;
 use crate::rotate::{Stage, State, Step, Turn};
 use sidekey_core::{hex, sha256};
 
-/// After a Job that may succeed the next time.
-const RETRY: Duration = Duration::from_secs(20);
 /// So long may a shim refuse a new file: its provider may get it later than the shim does.
 const REFUSED: Duration = Duration::from_secs(90);
 /// So long after a refused file the same key is not tried again, unless somebody edits something.
 const REST: Duration = Duration::from_secs(300);
 /// How long a Job waits for kube-apiservers, which look for a new file once a minute.
 const GATE: Duration = Duration::from_secs(600);
+
+/// Pods are not as they should be yet.
+const ROLL_OUT: &str = "RollOutInProgress";
+/// Not every replica reads with the new key yet.
+const READ_ONLY: &str = "ReadOnlyRolloutInProgress";
+/// Not every replica has heard that it writes with the new key.
+const PROMOTION: &str = "WritePromotionInProgress";
+/// Not every shim announces the same key yet.
+const CONVERGENCE: &str = "ReEncryptionWaitingForKASConvergence";
+/// What is waited for, and over when the next step begins.
+pub(super) const WAITS: [&str; 4] = [ROLL_OUT, READ_ONLY, PROMOTION, CONVERGENCE];
 
 impl Pass<'_> {
     /// Begins a rotation. Nothing of it is published yet.
@@ -130,7 +139,7 @@ impl Pass<'_> {
         }
         let missing = self.place(&published).await?;
         if !missing.is_empty() {
-            return self.wait(&state, "RollOutInProgress", missing);
+            return self.wait(&state, ROLL_OUT, missing);
         }
         let seen = self.observe(&published).await?;
         if !published.draft.document.spec.keys.is_empty() {
@@ -160,7 +169,7 @@ impl Pass<'_> {
     ) -> Result<Duration, Halt> {
         let refused = refusals(seen, revision);
         if refused.is_empty() {
-            return self.wait(&state, "ReadOnlyRolloutInProgress", missing);
+            return self.wait(&state, READ_ONLY, missing);
         }
         let known = self.report.since(Subject::Configured, "HeadRefused");
         let text = refused.join("; ");
@@ -183,7 +192,7 @@ impl Pass<'_> {
         }
         let missing = self.place(&published).await?;
         if !missing.is_empty() {
-            return self.wait(&state, "RollOutInProgress", missing);
+            return self.wait(&state, ROLL_OUT, missing);
         }
         let seen = self.observe(&published).await?;
         let missing = match Writes::of_turn(&state.to) {
@@ -194,7 +203,7 @@ impl Pass<'_> {
             _ => Vec::new(),
         };
         if !missing.is_empty() {
-            return self.wait(&state, "WritePromotionInProgress", missing);
+            return self.wait(&state, PROMOTION, missing);
         }
         self.done(state, Step::AwaitWriters).await
     }
@@ -205,7 +214,7 @@ impl Pass<'_> {
         let published = self.publish(&stand, BTreeSet::new()).await?;
         let missing = self.place(&published).await?;
         if !missing.is_empty() {
-            return self.wait(&state, "RollOutInProgress", missing);
+            return self.wait(&state, ROLL_OUT, missing);
         }
         let seen = self.observe(&published).await?;
         let mut hash = None;
@@ -213,7 +222,7 @@ impl Pass<'_> {
             match seen.announced() {
                 Ok(announced) => hash = Some(announced),
                 Err(missing) => {
-                    return self.wait(&state, "ReEncryptionWaitingForKASConvergence", missing);
+                    return self.wait(&state, CONVERGENCE, missing);
                 }
             }
         }
@@ -271,58 +280,6 @@ impl Pass<'_> {
         })
     }
 
-    /// Has a Job done; gives what it has found, once it is yes.
-    async fn work(
-        &mut self,
-        state: &State,
-        task: &Task,
-        subject: Subject,
-        reason: &str,
-    ) -> Result<Option<serde_json::Value>, Halt> {
-        match self.job(task, subject, reason).await? {
-            Ok(found) => Ok(Some(found)),
-            Err(progress) => {
-                self.show(state, progress, Vec::new());
-                Ok(None)
-            }
-        }
-    }
-
-    /// Has a Job done; gives what it has found, or how far it is.
-    pub(super) async fn job(
-        &mut self,
-        task: &Task,
-        subject: Subject,
-        reason: &str,
-    ) -> Result<Result<serde_json::Value, Option<String>>, Halt> {
-        let (client, wanted) = (&self.ctx.client, &self.wanted);
-        match jobs::look(client, wanted, task).await? {
-            Found::Succeeded(found) => Ok(Ok(found)),
-            Found::Running { progress } => Ok(Err(progress)),
-            Found::Absent => {
-                jobs::start(client, wanted, task).await?;
-                Ok(Err(Some(format!("the Job {} begins", task.job_name()))))
-            }
-            Found::Failed { terminal, reason: why } => {
-                let known = self.report.since(subject, reason);
-                if known.is_none() {
-                    self.ctx.metrics.job_failed(&self.namespace, &wanted.name, task.label());
-                }
-                if !terminal && known.is_some_and(|known| known >= RETRY) {
-                    jobs::start(client, wanted, task).await?;
-                }
-                let again =
-                    if terminal { "change it, and it is tried again" } else { "it is tried again" };
-                let text = format!("{why} ({again})");
-                if let Task::Preflight(_) = task {
-                    self.report.set(Subject::KeyAccessible, Some(false), reason, text.clone());
-                }
-                self.report.set(subject, Some(false), reason, text);
-                Ok(Err(Some(why)))
-            }
-        }
-    }
-
     /// A step is done: that is written down before anything else happens.
     async fn done(&mut self, state: State, step: Step) -> Result<Duration, Halt> {
         let next = state.after(step, &now());
@@ -331,8 +288,17 @@ impl Pass<'_> {
             let note = format!("{}: {}", next.stage.label(), say(&next.to));
             self.report.event(false, "RotationProgress", note);
         }
+        if !next.stage.is_over() {
+            self.goes_on(&next);
+        }
         self.show(&next, None, Vec::new());
         Ok(Duration::ZERO)
+    }
+
+    /// What was waited for is there.
+    pub(super) fn goes_on(&mut self, state: &State) {
+        let text = format!("from {} to {}", say(&state.from), say(&state.to));
+        self.report.set(Subject::Configured, Some(false), "RotationInProgress", text);
     }
 
     fn wait(
@@ -363,8 +329,8 @@ impl Pass<'_> {
         let text = format!("from {} to {}", say(&state.from), say(&state.to));
         self.report.set(Subject::Rotating, Some(!over), state.stage.label(), text.clone());
         let (reason, fine) = match state.stage {
-            Stage::Preflight | Stage::ReadOnlyDeploy => ("ReadOnlyRolloutInProgress", false),
-            Stage::WritePromote => ("WritePromotionInProgress", false),
+            Stage::Preflight | Stage::ReadOnlyDeploy => (READ_ONLY, false),
+            Stage::WritePromote => (PROMOTION, false),
             Stage::Migrating => ("ReEncryptionInProgress", false),
             Stage::Completed => ("ReEncryptionCompleted", true),
             Stage::Interrupted => return,

@@ -88,7 +88,9 @@ async fn what_is_wrong_is_shown_as_text(browser: &mut Browser, door: &Door) -> R
         ensure!(!document.contains("<script") && !document.contains("<img src=x"), "{document}");
     }
     let own = browser.document(&door.url(&plane())).await?;
-    for text in ["Rotation under way: Preflight", "KMSKeyAccessible", "&lt;script&gt;"] {
+    for text in
+        ["Rotation under way: Preflight", "needs attention", "KMSKeyAccessible", "&lt;script&gt;"]
+    {
         ensure!(own.contains(text), "no {text}: {own}");
     }
     Ok(())

@@ -2,8 +2,20 @@
 
 use super::Plane;
 use super::html::{Mood, Safe, badge, code, document, table};
-use crate::operator::status::Status;
+use crate::operator::status::{Condition, Status};
 use crate::rotate::Turn;
+
+/// Why something is not so yet, though nobody need do anything about it.
+const ON_THE_WAY: [&str; 8] = [
+    "Publishing",
+    "ReEncryptionInProgress",
+    "ReEncryptionWaitingForKASConvergence",
+    "ReadOnlyRolloutInProgress",
+    "RollOutInProgress",
+    "RotationInProgress",
+    "RotationUnderWay",
+    "WritePromotionInProgress",
+];
 
 /// The page; `all`: there are no others that somebody else may see.
 pub(super) fn render(planes: &[Plane], all: bool, synced: bool) -> String {
@@ -82,6 +94,11 @@ fn replicas(status: &Status) -> String {
     format!("{healthy} of {} healthy", status.replicas.len())
 }
 
+/// Whether a condition is not so yet and comes by itself.
+pub(super) fn is_on_the_way(condition: &Condition) -> bool {
+    condition.status == "False" && ON_THE_WAY.contains(&condition.reason.as_str())
+}
+
 /// How it is as a whole.
 pub(super) fn health(status: &Status) -> (Mood, &'static str) {
     let is = |kind: &str, wanted: &str| {
@@ -92,9 +109,51 @@ pub(super) fn health(status: &Status) -> (Mood, &'static str) {
         (Mood::Bad, "not healthy")
     } else if is("KMSPluginDegraded", "True") {
         (Mood::Bad, "degraded")
+    } else if status.conditions.iter().any(needs_somebody) {
+        (Mood::Bad, "needs attention")
     } else if is("SecretEncryptionHealthy", "True") {
         (Mood::Good, "healthy")
     } else {
         (Mood::Open, "not known")
+    }
+}
+
+/// What is wanted is not in use, and does not come by itself.
+fn needs_somebody(condition: &Condition) -> bool {
+    condition.kind == "SecretEncryptionConfigured"
+        && condition.status == "False"
+        && !is_on_the_way(condition)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn status(configured: (&str, &str), healthy: &str) -> Status {
+        let condition = |kind: &str, status: &str, reason: &str| {
+            json!({"type": kind, "status": status, "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1})
+        };
+        let conditions = json!([
+            condition("SecretEncryptionConfigured", configured.0, configured.1),
+            condition("SecretEncryptionHealthy", healthy, "AsExpected"),
+        ]);
+        serde_json::from_value(json!({"conditions": conditions})).unwrap()
+    }
+
+    #[test]
+    fn what_comes_by_itself_is_no_trouble_and_what_does_not_is() {
+        assert_eq!(health(&status(("True", "AsExpected"), "True")).1, "healthy");
+        for reason in ON_THE_WAY {
+            assert_eq!(health(&status(("False", reason), "True")).1, "healthy", "{reason}");
+        }
+        for reason in ["PreflightFailed", "InvalidSpec", "ReferenceMissing", "HeadRefused"] {
+            let (mood, word) = health(&status(("False", reason), "True"));
+            assert!(mood == Mood::Bad && word == "needs attention", "{reason}: {word}");
+        }
+        // A replica that does not read or write is worse.
+        assert_eq!(health(&status(("False", "InvalidSpec"), "False")).1, "not healthy");
     }
 }

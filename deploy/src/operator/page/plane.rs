@@ -2,7 +2,7 @@
 
 use super::Plane;
 use super::html::{Mood, Safe, badge, code, document, moment, table};
-use super::overview::{health, writer};
+use super::overview::{health, is_on_the_way, writer};
 use crate::operator::status::{Condition, Rotation, Status};
 use crate::rotate::{Stage, Turn};
 
@@ -180,6 +180,7 @@ fn mood(condition: &Condition) -> Mood {
     match condition.status.as_str() {
         status if status == good => Mood::Good,
         "True" if condition.kind == "KMSKeyRotationInProgress" => Mood::Open,
+        "False" if is_on_the_way(condition) => Mood::Open,
         "True" | "False" => Mood::Bad,
         _ => Mood::Open,
     }

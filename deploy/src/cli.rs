@@ -16,6 +16,7 @@ mod render;
 mod rotate;
 mod source;
 mod status;
+mod token;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -61,6 +62,7 @@ enum Command {
     Rotate(rotate::Args),
     Status(Box<status::Args>),
     Migrate(Box<migrate::Args>),
+    Token(Box<token::Args>),
 }
 
 /// Runs the command line of this process.
@@ -95,6 +97,7 @@ fn run(command: Command, console: &Console) -> Result<Exit, Error> {
         Command::Rotate(args) => rotate::run(&args, console),
         Command::Status(args) => status::run(&args, console),
         Command::Migrate(args) => block_on(migrate::run(&args, console)),
+        Command::Token(args) => block_on(token::run(&args, console)),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use http::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
@@ -52,6 +53,26 @@ impl Access {
             Error::failed(format!("cannot make a client for {server}")).because(error)
         })
     }
+}
+
+/// The same at another address, under the name that the kubeconfig's server has: that is the one in
+/// its certificate.
+pub fn redirected(config: &Config, server: &Uri) -> Config {
+    let mut config = config.clone();
+    let host = config.cluster_url.host();
+    let host = host.map(|host| host.trim_matches(['[', ']']).to_owned());
+    config.tls_server_name = config.tls_server_name.or(host);
+    // An address in the control plane's network is not behind the proxy to the cluster.
+    config.proxy_url = None;
+    config.cluster_url = server.clone();
+    config
+}
+
+/// Reads the address of a server, as a flag has it.
+pub fn server(text: &str) -> Result<Uri, String> {
+    let url: Uri = text.parse().map_err(|error| format!("it is no URL: {error}"))?;
+    let sound = url.scheme_str() == Some("https") && url.path() == "/" && url.query().is_none();
+    if sound { Ok(url) } else { Err("it is https://HOST:PORT, and nothing after it".into()) }
 }
 
 /// A failed call of the API: what was to be done, why it failed, and what may help.

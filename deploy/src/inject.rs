@@ -15,6 +15,7 @@ mod add;
 mod flags;
 mod hosted;
 mod input;
+mod minter;
 mod pods;
 mod presence;
 mod profiles;
@@ -28,10 +29,11 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{Error, VERSION};
 pub use input::{Described, described, sidecars};
+pub use minter::Minter;
 pub use presence::{is_whole, vendors_of};
 pub use profiles::{AwsKms, AzureAccess, AzureKms, HostedKms, IbmKms, Sidecars, VaultPlugin};
 pub use record::Profile;
@@ -75,9 +77,10 @@ pub struct Change {
 }
 
 impl Wanted {
-    /// The image of a program of ours.
+    /// The image of a program of ours, or of the command itself.
     fn image(&self, name: &str) -> String {
-        let ours = || format!("localhost/sidekey-{name}:{VERSION}");
+        let prefix = if name == "sidekey" { "" } else { "sidekey-" };
+        let ours = || format!("localhost/{prefix}{name}:{VERSION}");
         self.images.get(name).cloned().unwrap_or_else(ours)
     }
 }
@@ -125,8 +128,21 @@ pub fn form_of(annotations: &BTreeMap<String, String>) -> Option<String> {
 
 /// The sidecar of a vendor's provider, and the volumes that it mounts: as it is put into pods of
 /// kube-apiserver, for pods of its own.
-pub(crate) fn provider(vendor: &str, image: &str) -> (serde_json::Value, Vec<serde_json::Value>) {
+pub(crate) fn provider(vendor: &str, image: &str) -> (Value, Vec<Value>) {
     profiles::provider(vendor, image)
+}
+
+/// The sidecar that mints a token, and the volumes that it mounts, as [`provider`] has it. What
+/// the provider mounts of it is to be added there.
+pub(crate) fn minter(minter: &Minter, image: &str) -> (Value, [Value; 2]) {
+    profiles::minter(minter, image)
+}
+
+/// Mounts something more into a container.
+pub(crate) fn add_mount(container: &mut Value, mount: Value) {
+    if let Some(mounts) = container["volumeMounts"].as_array_mut() {
+        mounts.push(mount);
+    }
 }
 
 /// Changes one object after the other; all mistakes are told at once.

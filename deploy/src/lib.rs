@@ -34,6 +34,7 @@ pub mod publish;
 pub mod render;
 pub mod rotate;
 pub mod snapshot;
+pub mod token;
 
 pub use error::{Error, Exit};
 pub use progress::Progress;

@@ -14,6 +14,7 @@ mod parse;
 mod period;
 mod plane;
 mod raw;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,6 +28,7 @@ pub(crate) use parse::is_label as is_name;
 pub use period::parse_period;
 pub use plane::{ControlPlane, EtcdAccess, EtcdTls, Injection};
 pub use sidekey_core::config::KeyNumber;
+pub use tokens::{Account, Token};
 
 /// The group and version of [`SecretEncryption`].
 pub const API_VERSION: &str = "sidekey.dev/v1alpha1";
@@ -88,6 +90,9 @@ pub struct Spec {
     /// When the operator asks the vendor for a new version of the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto_rotation: Option<AutoRotation>,
+    /// Tokens of the control plane's that are minted beside providers, which log in with them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<Token>,
     /// The keys of KMSs; exactly one writes.
     pub keys: Vec<Key>,
 }
@@ -261,6 +266,7 @@ impl Default for Spec {
             write: Writer::Identity,
             convergence: "5m".to_owned(),
             auto_rotation: None,
+            tokens: Vec::new(),
             keys: Vec::new(),
         }
     }
@@ -304,6 +310,11 @@ impl SecretEncryption {
         vendors.sort_unstable();
         vendors.dedup();
         vendors
+    }
+
+    /// The token that a vendor's provider logs in with, if one is minted for it.
+    pub fn token(&self, vendor: &str) -> Option<&Token> {
+        self.spec.tokens.iter().find(|token| token.vendor == vendor)
     }
 
     /// Everything that content is needed of.

@@ -173,7 +173,7 @@ fn by_name(args: &Args) -> Result<Sidecars, Error> {
     let mut vendors = args.provider.clone();
     vendors.sort();
     vendors.dedup();
-    Ok(Sidecars::Sidekey { vendors })
+    Ok(Sidecars::Sidekey { vendors, minters: Vec::new() })
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

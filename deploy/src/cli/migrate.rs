@@ -11,7 +11,7 @@ use http::Uri;
 use kube::{Client, Config};
 use sidekey_core::config::parse_duration;
 
-use crate::cluster::Access;
+use crate::cluster::{Access, server};
 use crate::migrate::{
     self, Observer, Options, Pattern, Plan, Resource, Run, Selection, Stop, gate,
 };
@@ -250,12 +250,6 @@ fn hash(text: &str) -> Result<String, String> {
     }
 }
 
-fn server(text: &str) -> Result<Uri, String> {
-    let url: Uri = text.parse().map_err(|error| format!("it is no URL: {error}"))?;
-    let sound = url.scheme_str() == Some("https") && url.path() == "/" && url.query().is_none();
-    if sound { Ok(url) } else { Err("it is https://IP:PORT, and nothing after it".into()) }
-}
-
 /// The first Ctrl-C ends the run in good order, the second at once.
 async fn interruption(stopper: &migrate::Stopper, console: &Console) -> Error {
     signalled().await;
@@ -265,7 +259,7 @@ async fn interruption(stopper: &migrate::Stopper, console: &Console) -> Error {
     Error::failed("stopped at once")
 }
 
-async fn signalled() {
+pub(super) async fn signalled() {
     use tokio::signal::unix::{SignalKind, signal};
     let Ok(mut term) = signal(SignalKind::terminate()) else {
         return std::future::pending().await;

@@ -1,6 +1,6 @@
 //! Puts sidecars, volumes, mounts and flags into one object.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -33,7 +33,12 @@ pub(super) struct Facts {
     pub(super) uid: Option<u64>,
     /// Ports that somebody in the pod seems to use.
     pub(super) ports: BTreeSet<u16>,
+    /// What HyperShift's own token minters mount: volumes by container and path.
+    pub(super) minters: BTreeMap<(String, String), String>,
 }
+
+/// After the vendor in the name of HyperShift's own token minters.
+const NATIVE_MINTER: &str = "-kms-token-minter";
 
 /// Adds what is wanted; all problems at once.
 pub(super) fn add(
@@ -194,16 +199,36 @@ impl Facts {
         let uid = |node: Option<&Node>| {
             node?.get("securityContext")?.get("runAsUser")?.text()?.parse().ok()
         };
-        let mut ports = BTreeSet::new();
+        let (mut ports, mut minters) = (BTreeSet::new(), BTreeMap::new());
         for field in ["containers", "initContainers"] {
             for item in spec.and_then(|spec| spec.get(field)).map_or(&[][..], Node::items) {
                 used_ports(item, "", &mut ports);
+                native_minter(item, &mut minters);
             }
         }
         Self {
             static_pod: wanted.static_pod || object.is_pod(),
             uid: uid(draft.at(container)).or_else(|| uid(spec)),
             ports,
+            minters,
+        }
+    }
+
+    /// The volume in which somebody else mints a vendor's token, if so.
+    pub(super) fn minted(&self, vendor: &str, directory: &str) -> Option<&str> {
+        let place = (format!("{vendor}{NATIVE_MINTER}"), directory.to_owned());
+        self.minters.get(&place).map(String::as_str)
+    }
+}
+
+fn native_minter(container: &Node, minters: &mut BTreeMap<(String, String), String>) {
+    let text = |node: &Node, name: &str| node.get(name).and_then(Node::text).map(str::to_owned);
+    let Some(name) = text(container, "name").filter(|name| name.ends_with(NATIVE_MINTER)) else {
+        return;
+    };
+    for mount in container.get("volumeMounts").map_or(&[][..], Node::items) {
+        if let (Some(path), Some(volume)) = (text(mount, "mountPath"), text(mount, "name")) {
+            minters.insert((name.clone(), path.trim_end_matches('/').to_owned()), volume);
         }
     }
 }

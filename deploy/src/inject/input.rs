@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use sidekey_core::config::{Problems, document};
 
+use super::minter::Minter;
 use super::profiles::{AwsKms, HostedKms, Sidecars};
 use super::record::Profile;
 use super::{hosted, vault};
@@ -60,7 +61,12 @@ pub fn sidecars(encryption: &SecretEncryption, profile: Profile) -> Result<Sidec
             let proxied = spec.placement == Placement::Proxy;
             let vendors = encryption.vendors();
             let vendors = vendors.into_iter().filter(|_| !proxied).map(str::to_owned).collect();
-            Ok(Sidecars::Sidekey { vendors })
+            let minters = spec.tokens.iter().map(|token| Minter {
+                token: token.clone(),
+                kubeconfig: spec.control_plane.local_kubeconfig.clone(),
+                server: None,
+            });
+            Ok(Sidecars::Sidekey { vendors, minters: minters.collect() })
         }
         Profile::OpenShift => {
             let plugins = vault::plugins(&spec.keys)?;

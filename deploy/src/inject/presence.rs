@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::minter;
 use super::record::{ANNOTATION, Profile, Record};
 
 /// Before the vendor in the name of a provider's sidecar.
@@ -17,7 +18,8 @@ pub fn vendors_of(annotations: &BTreeMap<String, String>) -> Vec<String> {
     if record.profile != Profile::Sidekey {
         return Vec::new();
     }
-    let sidecars = record.init_containers.iter().filter(|name| *name != SHIM);
+    let provider = |name: &&String| *name != SHIM && !name.starts_with(minter::PREFIX);
+    let sidecars = record.init_containers.iter().filter(provider);
     sidecars.filter_map(|name| name.strip_prefix(PREFIX)).map(str::to_owned).collect()
 }
 
@@ -57,12 +59,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::inject::{Sidecars, Wanted, inject};
+    use crate::inject::{Minter, Sidecars, Wanted, inject};
+    use crate::model::{ControlPlane, Token};
 
     fn template() -> (BTreeMap<String, String>, Value) {
         let wanted = Wanted {
             container: "kube-apiserver".to_owned(),
-            sidecars: Sidecars::Sidekey { vendors: vec!["aws".into(), "vault".into()] },
+            sidecars: Sidecars::Sidekey {
+                vendors: vec!["aws".into(), "vault".into()],
+                minters: vec![Minter {
+                    token: Token::of("aws"),
+                    kubeconfig: ControlPlane::default().local_kubeconfig,
+                    server: None,
+                }],
+            },
             images: BTreeMap::new(),
             static_pod: false,
             flags: true,

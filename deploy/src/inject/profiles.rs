@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::Wanted;
 use super::add::{Addition, Facts};
+use super::minter::Minter;
 use super::record::Profile;
 pub use hypershift::{AwsKms, AzureAccess, AzureKms, HostedKms, IbmKms};
 pub use openshift::VaultPlugin;
@@ -20,6 +21,8 @@ pub enum Sidecars {
     Sidekey {
         /// Names of providers: `vault`, `aws`.
         vendors: Vec<String>,
+        /// What mints tokens for them; those of other vendors are not put in.
+        minters: Vec<Minter>,
     },
     /// None: kube-apiserver holds its keys itself, and only gets its file.
     Configuration,
@@ -51,7 +54,9 @@ impl Sidecars {
 
     pub(super) fn addition(&self, wanted: &Wanted, facts: &Facts) -> Addition {
         match self {
-            Self::Sidekey { vendors } => sidekey::addition(vendors, wanted, facts),
+            Self::Sidekey { vendors, minters } => {
+                sidekey::addition(vendors, minters, wanted, facts)
+            }
             Self::Configuration => sidekey::configuration(facts),
             Self::OpenShift { plugins, secret } => {
                 openshift::addition(plugins, secret.as_deref(), wanted, facts)
@@ -66,6 +71,11 @@ impl Sidecars {
 /// A vendor's sidecar and the volumes that it mounts.
 pub(super) fn provider(vendor: &str, image: &str) -> (Value, Vec<Value>) {
     sidekey::provider(vendor, image, &Facts::default())
+}
+
+/// What mints a token, and the volumes that it mounts.
+pub(super) fn minter(minter: &Minter, image: &str) -> (Value, [Value; 2]) {
+    (sidekey::minter(minter, image, &Facts::default()), minter.volumes())
 }
 
 /// Asks whether a program listens, nothing more: a KMS that is away is no reason to restart.

@@ -17,7 +17,7 @@ fn sidekey(vendors: &[&str]) -> Wanted {
     let vendors = vendors.iter().map(|vendor| (*vendor).to_owned()).collect();
     Wanted {
         container: "kube-apiserver".to_owned(),
-        sidecars: Sidecars::Sidekey { vendors },
+        sidecars: Sidecars::Sidekey { vendors, minters: Vec::new() },
         images: BTreeMap::new(),
         static_pod: false,
         flags: true,

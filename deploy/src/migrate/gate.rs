@@ -129,19 +129,13 @@ fn unasked(why: String) -> Error {
 }
 
 impl Gate {
-    /// Each at its own address, under the name that the kubeconfig's server has: that is the one
-    /// in its certificate.
+    /// Each at its own address.
     fn fleet(&self, config: &Config) -> Fleet {
         if self.servers.is_empty() {
             return Fleet::new().server(config.clone(), config.cluster_url.clone());
         }
-        let mut own = config.clone();
-        let host = config.cluster_url.host();
-        let host = host.map(|host| host.trim_matches(['[', ']']).to_owned());
-        own.tls_server_name = own.tls_server_name.or(host);
-        // An address in the control plane's network is not behind the proxy to the cluster.
-        own.proxy_url = None;
-        let add = |fleet: Fleet, url: &Uri| fleet.server(own.clone(), url.clone());
+        let add =
+            |fleet: Fleet, url: &Uri| fleet.server(cluster::redirected(config, url), url.clone());
         self.servers.iter().fold(Fleet::new(), add)
     }
 

@@ -15,6 +15,9 @@ const MAX_KEYS: usize = 1000;
 /// Names of directories and containers that no vendor may have.
 const RESERVED: [&str; 4] = ["shim", "proxy", "kube-apiserver", "revisions"];
 
+/// Minters of tokens are named so.
+const RESERVED_PREFIX: &str = "token-";
+
 pub(super) fn keys(raw: &RawSpec, problems: &mut Problems) -> Vec<Key> {
     let none = Vec::new();
     let list = match &raw.keys {
@@ -82,7 +85,9 @@ fn key(raw: &RawKey, problems: &mut Problems) -> Option<Key> {
     let id = problems.require("id", &raw.id).and_then(|id| number(id, problems));
     let vendor = problems.require("type", &raw.r#type).cloned();
     if let Some(vendor) = &vendor
-        && (!is_label(vendor) || RESERVED.contains(&vendor.as_str()))
+        && (!is_label(vendor)
+            || RESERVED.contains(&vendor.as_str())
+            || vendor.starts_with(RESERVED_PREFIX))
     {
         problems.add("type", &format!("{vendor:?} is no provider: write aws, vault, local …"));
     }

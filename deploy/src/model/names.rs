@@ -31,6 +31,8 @@ pub const SHIM_TLS_SECRET: &str = "sidekey-shim-tls";
 pub const SHIM_NAME: &str = "shim.sidekey";
 /// The Deployment and the Service of providers that have pods of their own.
 pub const PROVIDERS: &str = "sidekey-providers";
+/// The Service that leads minters to kube-apiservers, ready or not.
+pub const APISERVERS: &str = "sidekey-apiservers";
 /// The socket proxies' certificate.
 pub const PROXY_TLS_SECRET: &str = "sidekey-proxy-tls";
 /// The name in it.

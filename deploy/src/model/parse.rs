@@ -12,6 +12,7 @@ use super::keys::keys;
 use super::period::parse_period;
 use super::plane::control_plane;
 use super::raw::{Raw, RawAutoRotation, RawCipher, RawSpec};
+use super::tokens::tokens;
 use super::{
     API_VERSION, Adoption, AutoRotation, Cipher, DEFAULT_RESOURCES, KIND, Key, KeyNumber,
     SecretEncryption, Spec, Stanza, Writer, names,
@@ -69,6 +70,7 @@ fn read_spec(raw: &RawSpec, problems: &mut Problems) -> Spec {
         write: writer(raw, &keys, &ciphers, problems),
         convergence: duration("convergence", raw.convergence.as_deref(), "5m", problems),
         auto_rotation: raw.auto_rotation.as_ref().and_then(|raw| auto_rotation(raw, problems)),
+        tokens: tokens(raw, problems),
         ciphers,
         keys,
     };

@@ -22,8 +22,11 @@ pub struct ControlPlane {
     pub injection: Injection,
     /// Where it listens in its pods.
     pub port: u16,
-    /// The kubeconfig of its API, for the Jobs that rewrite; the operator never reads it.
+    /// The kubeconfig of its API, for Jobs and for providers in pods of their own; the operator
+    /// never reads it.
     pub kubeconfig: ObjectKey,
+    /// The one with which a container of its own pods reaches it, on the pod's loopback.
+    pub local_kubeconfig: ObjectKey,
     /// Its etcd, for the Jobs that count; the operator never reaches it.
     pub etcd: EtcdAccess,
 }
@@ -69,6 +72,7 @@ impl Default for ControlPlane {
             injection: Injection::default(),
             port: 6443,
             kubeconfig: object("admin-kubeconfig", "kubeconfig"),
+            local_kubeconfig: object("localhost-kubeconfig", "kubeconfig"),
             etcd: EtcdAccess::default(),
         }
     }
@@ -101,24 +105,32 @@ pub(super) fn control_plane(
 ) -> ControlPlane {
     let default = ControlPlane::default();
     let Some(raw) = raw else { return default };
-    let kubeconfig = raw.kubeconfig.as_ref().and_then(|raw| {
-        let RawObjectKey { name, key } = raw;
-        problems.within("kubeconfig", |problems| {
-            let name = problems.require("name", name).cloned()?;
-            Some(ObjectKey {
-                name,
-                key: key.clone().unwrap_or_else(|| default.kubeconfig.key.clone()),
-            })
-        })
-    });
     ControlPlane {
         selector: raw.selector.clone().unwrap_or(default.selector),
         container: raw.container.clone().unwrap_or(default.container),
         injection: raw.injection.unwrap_or_default(),
         port: raw.port.unwrap_or(default.port),
-        kubeconfig: kubeconfig.unwrap_or(default.kubeconfig),
+        kubeconfig: kubeconfig("kubeconfig", &raw.kubeconfig, default.kubeconfig, problems),
+        local_kubeconfig: kubeconfig(
+            "localKubeconfig",
+            &raw.local_kubeconfig,
+            default.local_kubeconfig,
+            problems,
+        ),
         etcd: problems.within("etcd", |problems| etcd(raw.etcd.as_ref(), problems)),
     }
+}
+
+fn kubeconfig(
+    path: &str,
+    raw: &Option<RawObjectKey>,
+    default: ObjectKey,
+    problems: &mut Problems,
+) -> ObjectKey {
+    let Some(RawObjectKey { name, key }) = raw else { return default };
+    let name = problems.within(path, |problems| problems.require("name", name).cloned());
+    let key = key.clone().unwrap_or(default.key);
+    ObjectKey { name: name.unwrap_or_default(), key }
 }
 
 fn etcd(raw: Option<&RawEtcd>, problems: &mut Problems) -> EtcdAccess {

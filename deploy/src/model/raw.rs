@@ -50,6 +50,7 @@ pub(super) struct RawSpec {
     #[serde(deserialize_with = "text")]
     pub(super) convergence: Option<String>,
     pub(super) auto_rotation: Option<RawAutoRotation>,
+    pub(super) tokens: Option<Vec<Option<RawToken>>>,
     pub(super) keys: Option<Vec<Option<RawKey>>>,
 }
 
@@ -61,13 +62,32 @@ pub(super) struct RawAutoRotation {
 }
 
 #[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct RawToken {
+    pub(super) r#type: Option<String>,
+    pub(super) file: Option<String>,
+    pub(super) audience: Option<String>,
+    pub(super) service_account: Option<RawAccount>,
+    #[serde(deserialize_with = "text")]
+    pub(super) expiry: Option<String>,
+}
+
+#[derive(Clone, Default, Deserialize)]
 #[serde(default)]
+pub(super) struct RawAccount {
+    pub(super) namespace: Option<String>,
+    pub(super) name: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(super) struct RawControlPlane {
     pub(super) selector: Option<BTreeMap<String, String>>,
     pub(super) container: Option<String>,
     pub(super) injection: Option<Injection>,
     pub(super) port: Option<u16>,
     pub(super) kubeconfig: Option<RawObjectKey>,
+    pub(super) local_kubeconfig: Option<RawObjectKey>,
     pub(super) etcd: Option<RawEtcd>,
 }
 

@@ -16,6 +16,10 @@
 //! requests end, and only after them the providers are told to end. A shim opens a new connection,
 //! which the Service leads to another pod, and repeats what was under way: it is felt as latency.
 //!
+//! **Tokens.** A provider that logs in with a token of the control plane has its minter beside it.
+//! It asks any kube-apiserver, ready or not, through a Service of its own: after a loss of power
+//! none is ready before its KMS is, and the KMS is not before there is a token.
+//!
 //! **Not on a standalone cluster.** These pods are made, led to and kept by an API server. If that
 //! is the very one whose data they decrypt, then after a loss of power it waits for them, and they
 //! wait for it. So this placement is only for control planes that another cluster hosts.
@@ -80,7 +84,9 @@ pub async fn ensure(
     if service["spec"]["ipFamilies"][0] == "IPv6" {
         pattern.listen_on_ipv6();
     }
-    for object in [pattern.files()?, pattern.policy(), pattern.budget()] {
+    let mut objects = vec![pattern.files()?, pattern.policy(), pattern.budget()];
+    objects.extend(pattern.servers());
+    for object in objects {
         place.keep(&object).await?;
     }
     let deployment = place.keep(&pattern.deployment()).await?;

@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::super::Wanted;
 use super::super::add::{Addition, Facts};
 use super::super::flags::{CONFIG, RELOAD};
+use super::super::minter::Minter;
+use super::super::{Wanted, add_mount};
 use super::{liveness_probe, mount, read_only, startup_probe};
 
 /// Where all sockets are.
@@ -30,13 +31,34 @@ fn encryption(facts: &Facts) -> Value {
     files("kms-encryption", "sidekey-encryption-config", "kube-apiserver", facts)
 }
 
-pub(super) fn addition(vendors: &[String], wanted: &Wanted, facts: &Facts) -> Addition {
+pub(super) fn addition(
+    vendors: &[String],
+    minters: &[Minter],
+    wanted: &Wanted,
+    facts: &Facts,
+) -> Addition {
     let mut volumes =
         vec![sockets(), encryption(facts), files("kms-shim", "sidekey-shim", "shim", facts)];
     let mut init_containers = Vec::new();
+    let mut problems = Vec::new();
     // The last to start is the first to end: the shim before those that it needs.
     for vendor in vendors {
-        let (container, mut own) = provider(vendor, &wanted.image(vendor), facts);
+        let (mut container, mut own) = provider(vendor, &wanted.image(vendor), facts);
+        if let Some(minter) = minters.iter().find(|minter| minter.token.vendor == *vendor) {
+            let mount = match facts.minted(vendor, minter.token.directory()) {
+                // Who made the pod mints it already.
+                Some(volume) => minter.mount_of(volume),
+                None => {
+                    init_containers.push(self::minter(minter, &wanted.image("sidekey"), facts));
+                    volumes.extend(minter.volumes());
+                    minter.reader_mount()
+                }
+            };
+            add_mount(&mut container, mount);
+            problems.extend(facts.static_pod.then(|| {
+                format!("a static pod has no Secrets, so nothing mints the token of {vendor} there")
+            }));
+        }
         init_containers.push(container);
         volumes.extend(own.pop());
     }
@@ -46,7 +68,21 @@ pub(super) fn addition(vendors: &[String], wanted: &Wanted, facts: &Facts) -> Ad
     init_containers.push(sidecar("sidekey-shim", &image, &args, &listen, "kms-shim", facts));
     let mut addition = configuration(facts);
     addition.mounts.insert(0, mount("kms-sockets", SOCKETS));
-    Addition { init_containers, volumes, ..addition }
+    Addition { init_containers, volumes, problems, ..addition }
+}
+
+/// What mints a token. No probe: it waits for the very API server that waits for it to start.
+pub(super) fn minter(minter: &Minter, image: &str, facts: &Facts) -> Value {
+    json!({
+        "name": minter.name(),
+        "restartPolicy": "Always",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": minter.args(),
+        "securityContext": security(facts),
+        "resources": {"requests": {"cpu": "5m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+        "volumeMounts": minter.mounts(),
+    })
 }
 
 /// A vendor's sidecar, and its volumes: the sockets, and its own head last.

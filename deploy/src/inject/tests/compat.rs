@@ -247,7 +247,7 @@ fn a_secret_encryption_says_what_each_profile_needs() {
     };
     let text = document(json!([key]));
     let ours = described(&text, Profile::Sidekey, "f").unwrap();
-    let Sidecars::Sidekey { vendors } = &ours.sidecars else { panic!("{ours:?}") };
+    let Sidecars::Sidekey { vendors, .. } = &ours.sidecars else { panic!("{ours:?}") };
     assert_eq!(vendors, &["vault"]);
     assert_eq!(ours.images["vault"], "example.com/vault:1");
     let openshift = described(&text, Profile::OpenShift, "f").unwrap();

@@ -21,6 +21,7 @@ spec:
     injection: Webhook
     port: 6443
     kubeconfig: {name: admin-kubeconfig, key: kubeconfig}
+    localKubeconfig: {name: localhost-kubeconfig, key: kubeconfig}
     etcd:
       endpoints: ["https://etcd-client:2379"]
       tls:
@@ -40,6 +41,7 @@ spec:
   write: keys
   convergence: 5m
   autoRotation: {every: 30d}
+  tokens: [{type: aws, file: /run/t/token, audience: sts, serviceAccount: {namespace: kube-system, name: kms}, expiry: 1h}]
   keys:
   - id: 1
     type: vault
@@ -231,12 +233,13 @@ fn the_full_document_leaves_nothing_of_a_spec_out() {
         write: _,
         convergence: _,
         auto_rotation,
+        tokens,
         keys,
     } = full.spec;
     assert_ne!(resources, default.resources);
     assert!(legacy_key.is_some() && auto_rotation.is_some());
     let filled = [stanzas.len(), images.len(), shim.len(), shim_files.len(), adopt.len()];
-    assert!(!filled.contains(&0) && !ciphers.is_empty() && !keys.is_empty());
+    assert!(!filled.contains(&0) && !ciphers.is_empty() && !tokens.is_empty() && !keys.is_empty());
 }
 
 #[test]

@@ -168,6 +168,11 @@ impl Front<'_> {
                 spec.insert(field.to_owned(), list);
             }
         }
+        let tokens = tokens(draft, before);
+        spec.remove("tokens");
+        if !tokens.is_empty() {
+            spec.insert("tokens".to_owned(), tokens.into());
+        }
         let adopted = spec.get("adopt").cloned().unwrap_or_default();
         let mut stay: Vec<u64> = items(&adopted).filter_map(|item| item["key"].as_u64()).collect();
         stay.extend(existing.iter().flat_map(|existing| self.touched(existing)));
@@ -235,6 +240,22 @@ fn resources(draft: &Draft, before: &Value) -> Vec<Value> {
         }
     }
     all
+}
+
+/// What people say, if they say anything. Else what the foreign object comes to, and what there is:
+/// keys of a vendor are read with long after it has left the foreign object.
+fn tokens(draft: &Draft, before: &Value) -> Vec<Value> {
+    let mut tokens: Vec<Value> = match draft.settings.spec.get("tokens") {
+        Some(said) => return items(said).cloned().collect(),
+        None => draft.encryption.spec.tokens.iter().map(|token| json!(token)).collect(),
+    };
+    for token in items(&before["tokens"]) {
+        if tokens.iter().all(|other| other["type"] != token["type"]) {
+            tokens.push(token.clone());
+        }
+    }
+    tokens.sort_by(|one, other| one["type"].as_str().cmp(&other["type"].as_str()));
+    tokens
 }
 
 /// The keys that the foreign object names, and those that stay.
@@ -305,7 +326,7 @@ fn is_applied(existing: &DynamicObject, body: &Value) -> bool {
         && holds(&existing.data["spec"], &body["spec"])
 }
 
-/// Whether a value has everything of another one; items of lists go by their number or name.
+/// Whether a value has everything of another one; items of lists go by their number, name or type.
 fn holds(value: &Value, wanted: &Value) -> bool {
     match (value, wanted) {
         (Value::Object(map), Value::Object(wanted)) => wanted
@@ -313,8 +334,7 @@ fn holds(value: &Value, wanted: &Value) -> bool {
             .all(|(name, wanted)| map.get(name).is_some_and(|value| holds(value, wanted))),
         (Value::Array(list), Value::Array(wanted)) if wanted.iter().all(is_item) => {
             wanted.iter().all(|wanted| {
-                let same =
-                    |item: &&Value| item["id"] == wanted["id"] && item["name"] == wanted["name"];
+                let same = |item: &&Value| of_item(item) == of_item(wanted);
                 list.iter().find(same).is_some_and(|item| holds(item, wanted))
             })
         }
@@ -323,5 +343,10 @@ fn holds(value: &Value, wanted: &Value) -> bool {
 }
 
 fn is_item(value: &Value) -> bool {
-    value.is_object() && !(value["id"].is_null() && value["name"].is_null())
+    value.is_object() && of_item(value).is_some()
+}
+
+/// What tells an item of a list from others: a key's number, a name, or a token's type.
+fn of_item(value: &Value) -> Option<&Value> {
+    ["id", "name", "type"].into_iter().map(|field| &value[field]).find(|value| !value.is_null())
 }

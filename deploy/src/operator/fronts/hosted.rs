@@ -13,13 +13,15 @@ use super::settings::Settings;
 use super::sources::{self, Copies};
 use super::{Failure, Fault, Front};
 use crate::Error;
-use crate::model::{API_VERSION, FileSource, KIND, Key, KeyNumber, SecretEncryption, names};
+use crate::model::{API_VERSION, FileSource, KIND, Key, KeyNumber, SecretEncryption, Token, names};
 use crate::operator::status::Status;
 use crate::render::ResolvedFiles;
 use crate::render::hosted::{Hosted, Identity, KnownKey, parse};
 
 /// HyperShift's own EncryptionConfiguration, in the control plane's namespace.
 const NATIVE: (&str, &str) = ("kas-secret-encryption-config", "config.yaml");
+/// The vendor whose provider logs in with a token of the hosted cluster.
+const AWS: &str = "aws";
 /// The entry of a Secret with an AWS configuration.
 const AWS_ENTRY: &str = "credentials";
 
@@ -49,8 +51,19 @@ pub(super) async fn draft(
     let keys: Vec<Key> = encryption.spec.keys.iter().chain(&kept).cloned().collect();
     add_past(&mut encryption, native(front, existing, &keys).await?, &mut copies).await?;
     front.dress(&mut encryption.spec.keys, &mut settings, &mut copies).await?;
+    encryption.spec.tokens = tokens(&encryption.spec.keys);
     let (plane, last) = (serde_json::Map::new(), last.max(numbers.last()));
     Ok(Draft { encryption, kept, plane, ledger, settings, last })
+}
+
+/// What nobody mints in managed mode but us: the token that HyperShift has the AWS provider log in
+/// with. Whoever says how to log in otherwise needs none.
+fn tokens(keys: &[Key]) -> Vec<Token> {
+    let token = Token::of(AWS);
+    let reads = |key: &Key| {
+        key.vendor == AWS && key.credentials["webIdentityTokenFile"] == token.file.as_str()
+    };
+    if keys.iter().any(reads) { vec![token] } else { Vec::new() }
 }
 
 /// Reads it strictly, with what its spec wants as the writer.

@@ -19,7 +19,7 @@ use super::{ANNOTATION_SETTINGS, Failure, Fault, Front};
 use crate::model::{API_VERSION, FileRef, KIND, Key, SecretEncryption};
 
 /// What may be set.
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 11] = [
     "controlPlane",
     "resources",
     "stanzas",
@@ -30,6 +30,7 @@ const FIELDS: [&str; 10] = [
     "shimFiles",
     "convergence",
     "autoRotation",
+    "tokens",
 ];
 const VENDORS: &str = "vendors";
 

@@ -12,6 +12,7 @@ use sidekey_core::{Secret, hex, sha256};
 use super::{CensusTask, GateTask, LABEL_JOB, MigrateTask, PreflightTask, RotateTask, Task};
 use crate::Error;
 use crate::census::Subject;
+use crate::inject::{Minter, add_mount};
 use crate::migrate::Selection;
 use crate::model::{FileSource, Key, ObjectKey, Role, SecretEncryption, Writer, names};
 use crate::render::{PartName, Phase, ResolvedFiles, manifest, render};
@@ -20,6 +21,8 @@ use crate::render::{PartName, Phase, ResolvedFiles, manifest, render};
 pub(super) const CONTAINER: &str = "sidekey";
 /// The provider under trial.
 pub(super) const PROVIDER: &str = "provider";
+/// What mints the provider's token first, where it needs one.
+pub(super) const TOKEN: &str = "token";
 /// Where the answer goes: kubelet makes the file, also where all else is read-only.
 const ANSWER: &str = "/dev/termination-log";
 /// Where the pod keeps what a container that is started again goes on from.
@@ -27,6 +30,8 @@ const STATE: &str = "/var/lib/sidekey";
 const KUBECONFIG: &str = "/etc/sidekey-kubeconfig";
 const ETCD: &str = "/etc/sidekey-etcd";
 const CANARY_FILE: &str = "canary.json";
+/// How long a token is tried for: the API server is there, or the Job can do nothing.
+const TOKEN_WAIT: &str = "60s";
 /// A finished Job is kept so long, for people who look for its log.
 const KEPT_SECONDS: u32 = 3600;
 /// Longer than the trial and than images take to come.
@@ -110,6 +115,24 @@ impl Work {
         let writable = source.0 == "emptyDir";
         self.volumes.push(json!({"name": name, source.0: source.1}));
         self.mounts.push(json!({"name": name, "mountPath": path, "readOnly": !writable}));
+    }
+
+    /// Has the token minted that the key's provider logs in with, before anything else starts;
+    /// gives what is to be mounted where it is read.
+    fn mint(&mut self, encryption: &SecretEncryption, key: &Key) -> Option<Value> {
+        let minter = Minter {
+            token: encryption.token(&key.vendor)?.clone(),
+            kubeconfig: encryption.spec.control_plane.kubeconfig.clone(),
+            server: None,
+        };
+        let mut args = minter.args();
+        args.extend(["--once".to_owned(), format!("--wait={TOKEN_WAIT}")]);
+        args.extend(["--output=json".to_owned(), format!("--result-file={ANSWER}")]);
+        let mut container = container(TOKEN, &encryption.image("sidekey"), &args);
+        container["volumeMounts"] = minter.mounts();
+        self.sidecars.push(container);
+        self.volumes.extend(minter.volumes());
+        Some(minter.reader_mount())
     }
 
     fn job(mut self, encryption: &SecretEncryption, labels: &Value) -> Value {
@@ -295,6 +318,9 @@ fn preflight(
         {"name": "provider", "mountPath": names::MOUNT, "readOnly": true},
     ]);
     work.volumes.push(json!({"name": "provider", "secret": {"secretName": name}}));
+    if let Some(mount) = work.mint(encryption, key) {
+        add_mount(&mut provider, mount);
+    }
     work.sidecars.push(provider);
     work.deadline = Some(PREFLIGHT_SECONDS.into());
     Ok((work, Some(files)))
@@ -320,6 +346,8 @@ fn rotate(
     work.arg(format!("--if-key-id-hash={}", task.key_id_hash));
     work.arg(format!("--timeout={ROTATE_SECONDS}s"));
     work.mount("provider", names::MOUNT, ("secret", json!({"secretName": name})));
+    let token = work.mint(encryption, key);
+    work.mounts.extend(token);
     work.deadline = Some(u64::from(ROTATE_SECONDS + PREFLIGHT_SECONDS));
     Ok((work, Some(files)))
 }

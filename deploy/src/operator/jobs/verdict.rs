@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod,
 use serde_json::Value;
 use sidekey_core::Kind;
 
-use super::manifest::{CONTAINER, PROVIDER};
+use super::manifest::{CONTAINER, PROVIDER, TOKEN};
 use super::{Found, Task};
 use crate::Exit;
 use crate::preflight::Subject;
@@ -76,7 +76,7 @@ fn of_pod(task: &Task, status: &PodStatus) -> Option<Found> {
             return Some(found);
         }
     }
-    if let Some(found) = crashed(status) {
+    if let Some(found) = untokened(status).or_else(|| crashed(status)) {
         return Some(found);
     }
     let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
@@ -96,6 +96,16 @@ fn last(container: &ContainerStatus) -> Option<&ContainerStateTerminated> {
 fn container<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatus> {
     let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
     all.into_iter().find(|container| container.name == name)
+}
+
+/// No token came for the provider, which therefore never started.
+fn untokened(status: &PodStatus) -> Option<Found> {
+    let ended = last(container(status, TOKEN)?).filter(|ended| ended.exit_code != 0)?;
+    let said = ended.message.as_deref().unwrap_or_default().trim();
+    let document: Option<Value> = serde_json::from_str(said).ok();
+    let why = document.as_ref().and_then(reason).unwrap_or_else(|| said.to_owned());
+    let text = format!("there is no token for the provider: {why}");
+    Some(failed(ended.exit_code == Exit::Usage as i32, text))
 }
 
 /// A provider that does not run as it should: a file that it refuses stays refused.

@@ -9,7 +9,7 @@ use sidekey_core::Secret;
 
 use super::{PORTS, port, proxied};
 use crate::Error;
-use crate::inject;
+use crate::inject::{self, Minter};
 use crate::model::{Key, SecretEncryption, names};
 use crate::operator::roll::plane::namespace;
 use crate::report;
@@ -85,6 +85,31 @@ impl<'a> Pattern<'a> {
         self.object("v1", "Service", names::PROVIDERS, "spec", spec)
     }
 
+    /// Where minters ask, if there are any.
+    pub(super) fn servers(&self) -> Option<Value> {
+        let plane = &self.encryption.spec.control_plane;
+        self.encryption.vendors().iter().find_map(|vendor| self.encryption.token(vendor))?;
+        let port = plane.port;
+        let spec = json!({
+            "type": "ClusterIP",
+            "selector": plane.selector,
+            "publishNotReadyAddresses": true,
+            "ports": [{"name": "https", "port": port, "targetPort": port, "protocol": "TCP"}],
+        });
+        Some(self.object("v1", "Service", names::APISERVERS, "spec", spec))
+    }
+
+    /// Who mints the token of a vendor's provider.
+    fn minter(&self, vendor: &str) -> Option<Minter> {
+        let plane = &self.encryption.spec.control_plane;
+        let host = format!("{}.{}.svc", names::APISERVERS, self.namespace);
+        Some(Minter {
+            token: self.encryption.token(vendor)?.clone(),
+            kubeconfig: plane.kubeconfig.clone(),
+            server: Some(format!("https://{host}:{}", plane.port)),
+        })
+    }
+
     /// Only the shims come in.
     pub(super) fn policy(&self) -> Value {
         let ports =
@@ -155,7 +180,14 @@ impl<'a> Pattern<'a> {
         let mut providers = Vec::new();
         let mut volumes: Vec<Value> = Vec::new();
         for vendor in self.encryption.vendors() {
-            let (provider, own) = inject::provider(vendor, &self.encryption.image(vendor));
+            let (mut provider, mut own) = inject::provider(vendor, &self.encryption.image(vendor));
+            if let Some(minter) = self.minter(vendor) {
+                let image = self.encryption.image("sidekey");
+                let (container, volumes) = inject::minter(&minter, &image);
+                providers.push(container);
+                own.extend(volumes);
+                inject::add_mount(&mut provider, minter.reader_mount());
+            }
             providers.push(provider);
             for volume in own {
                 if !volumes.contains(&volume) {

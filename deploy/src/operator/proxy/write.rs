@@ -28,8 +28,9 @@ pub(super) struct Kind {
 }
 
 /// All of them; the Deployment is the last.
-pub(super) const KINDS: [Kind; 5] = [
+pub(super) const KINDS: [Kind; 6] = [
     kind("", "v1", "Service", "services", names::PROVIDERS),
+    kind("", "v1", "Service", "services", names::APISERVERS),
     kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", names::PROVIDERS),
     kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", names::PROVIDERS),
     kind("", "v1", "Secret", "secrets", FILES),
@@ -64,7 +65,8 @@ impl Place {
 
     /// Makes an object as it should be, if it is not; gives it as it is then.
     pub(super) async fn keep(&self, wanted: &Value) -> Result<Value, Error> {
-        let named = KINDS.into_iter().find(|kind| wanted["kind"] == kind.kind);
+        let name = &wanted["metadata"]["name"];
+        let named = KINDS.into_iter().find(|one| wanted["kind"] == one.kind && *name == one.name);
         let Some(kind) = named else {
             return Err(Error::failed(format!("{} is no kind of these", wanted["kind"])));
         };

@@ -45,7 +45,7 @@ impl Goal {
     pub(super) fn sidecars(encryption: &SecretEncryption) -> Result<Self, Error> {
         let wanted = wanted(encryption)?;
         let vendors = match &wanted.sidecars {
-            Sidecars::Sidekey { vendors } => vendors.clone(),
+            Sidecars::Sidekey { vendors, .. } => vendors.clone(),
             _ => Vec::new(),
         };
         let form = inject::form(&wanted);
@@ -119,7 +119,10 @@ impl Wish {
         let idle = vendors.clone();
         vendors.extend(self.vendors.iter().cloned());
         vendors.sort_unstable();
-        more.sidecars = Sidecars::Sidekey { vendors };
+        match &mut more.sidecars {
+            Sidecars::Sidekey { vendors: all, .. } => *all = vendors,
+            other => *other = Sidecars::Sidekey { vendors, minters: Vec::new() },
+        }
         if inject::form(&more) == form {
             return true;
         }

@@ -277,7 +277,7 @@ async fn to_move_providers_into_pods_of_their_own_replaces_no_pod() {
     let mut wish = encryption("Template", &["vault"]);
     let with = injected(&deployment(3), &wish);
     wish.spec.placement = crate::model::Placement::Proxy;
-    let Sidecars::Sidekey { vendors } = wanted(&wish).unwrap().sidecars else { panic!() };
+    let Sidecars::Sidekey { vendors, .. } = wanted(&wish).unwrap().sidecars else { panic!() };
     assert!(vendors.is_empty());
     let fake = cluster(&with, &three(&with));
     assert_eq!(ensure(&fake.context(), &wish).await.unwrap(), [""; 0]);

@@ -133,7 +133,7 @@ fn wanted(
     }
     let mut sidecars = inject::sidecars(&encryption, Profile::Sidekey)
         .map_err(|problems| unreadable().because(problems))?;
-    if let Sidecars::Sidekey { vendors } = &mut sidecars
+    if let Sidecars::Sidekey { vendors, .. } = &mut sidecars
         && encryption.spec.placement == Placement::Sidecar
         && !status.keys.is_empty()
     {

@@ -127,7 +127,8 @@ impl Hosted {
         // A pod's address is not known before it runs: its certificate fits all.
         let names = [self.service_address()].into_iter().chain(pods).map(|ip| ip.to_string());
         let service = format!("{SERVER}.{}.svc", self.namespace);
-        let names: Vec<String> = names.chain([SERVER.to_owned(), service]).collect();
+        let own = ["localhost".to_owned(), SERVER.to_owned(), service];
+        let names: Vec<String> = names.chain(own).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let serving = self.tls.peer(dir, SERVER, &names)?;
         let accounts = ServiceAccountKeys::create(dir)?;

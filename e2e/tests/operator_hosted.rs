@@ -24,8 +24,10 @@ struct Scene {
 async fn editing_the_hosted_cluster_is_all_that_encryption_takes() {
     let managed = Managed::start("op-hosted", Options::default()).await.unwrap();
     let keys = AwsKeys::create(&managed, CLUSTERS, 4).await.unwrap();
+    keys.admit_tokens_alone(&managed).await.unwrap();
     let scene = Scene { managed, keys };
     scene.what_was_in_clear_is_encrypted_by_one_rolling_update().await.unwrap();
+    scene.providers_log_in_with_tokens_of_the_hosted_cluster().await.unwrap();
 
     let pods = scene.managed.hosted.pods().await.unwrap();
     let load = scene.managed.load_on_pods().await.unwrap();
@@ -50,7 +52,7 @@ impl Scene {
         load.more(BETWEEN_STEPS).await?;
         managed.all_is_under(0).await?;
         let before = managed.rollouts().await?;
-        let document = hosted_cluster(&[&self.keys.arns[0]], &self.keys.settings());
+        let document = hosted_cluster(&[&self.keys.arns[0]], &self.keys.place());
         managed.hosted.cluster.client().apply(&document).await?;
         managed.wait_written_with(1).await?;
         load.more(BETWEEN_STEPS).await?;
@@ -60,6 +62,21 @@ impl Scene {
         ensure!(rolled == 1, "{rolled} rolling updates");
         managed.all_is_under(1).await?;
         self.every_replica_could_read_before_any_wrote().await
+    }
+
+    /// The role of the HostedCluster is all that they were told.
+    async fn providers_log_in_with_tokens_of_the_hosted_cluster(&self) -> Result<()> {
+        let hosted = &self.managed.hosted;
+        let tokens = self.keys.reviewed_tokens(&self.managed).await?;
+        let pods = hosted.pods().await?;
+        println!("{} tokens of the hosted cluster were used", tokens.len());
+        ensure!(tokens.len() > pods.len(), "preflight and each pod have one: {}", tokens.len());
+        for pod in &pods {
+            let log = hosted.cluster.logs(pod, "sidekey-token-aws")?;
+            ensure!(log.contains("a token of kube-system/kms-provider"), "{log}");
+            ensure!(tokens.iter().all(|token| !log.contains(token.as_str())), "a token is told");
+        }
+        Ok(())
     }
 
     /// Two phases: what is published first reads both and writes in clear.
@@ -196,17 +213,17 @@ impl Scene {
     async fn new_credentials_are_taken_over_in_place(&self, load: &Load) -> Result<()> {
         let (managed, keys) = (&self.managed, &self.keys);
         let before = managed.encryption().await?["status"].clone();
+        // Access keys in the place of tokens, and then others.
         let count = self.taken_over().await?;
         keys.admit_both(managed, ["first", "second"]).await?;
+        self.edit_settings(&keys.settings()).await?;
+        self.wait_taken_over(&count).await?;
+        managed.hosted.moto.accept_tokens(&[]).await?;
+        managed.hosted.moto.revoke_sessions("ExpiredTokenException").await?;
+        load.more(BETWEEN_STEPS).await?;
+        let count = self.taken_over().await?;
         keys.put_credentials(managed, CLUSTERS, "second").await?;
-        eventually("every provider has taken them over", LONG_PATIENCE, async || {
-            let now = self.taken_over().await?;
-            let all = count.iter().zip(&now).all(|(before, now)| now > before);
-            ensure!(all && now.len() == count.len(), "{now:?} after {count:?}");
-            Ok(())
-        })
-        .await
-        .with_context(|| managed.operator_tail())?;
+        self.wait_taken_over(&count).await?;
         keys.admit(managed, "second").await?;
         load.more(BETWEEN_STEPS).await?;
         let now = managed.encryption().await?["status"].clone();
@@ -214,6 +231,24 @@ impl Scene {
         ensure!(now["history"] == before["history"], "it was taken for a rotation");
         managed.wait_condition("SecretEncryptionHealthy", "True").await?;
         Ok(())
+    }
+
+    async fn edit_settings(&self, settings: &Value) -> Result<()> {
+        let annotations = json!({"sidekey.dev/settings": settings.to_string()});
+        let patch = json!({"metadata": {"annotations": annotations}});
+        self.managed.edit_hosted_cluster(&patch).await?;
+        Ok(())
+    }
+
+    async fn wait_taken_over(&self, count: &[usize]) -> Result<()> {
+        eventually("every provider has taken them over", LONG_PATIENCE, async || {
+            let now = self.taken_over().await?;
+            let all = count.iter().zip(&now).all(|(before, now)| now > before);
+            ensure!(all && now.len() == count.len(), "{now:?} after {count:?}");
+            Ok(())
+        })
+        .await
+        .with_context(|| self.managed.operator_tail())
     }
 
     /// How often each pod's provider says that it has taken over something new.
@@ -237,8 +272,7 @@ impl Scene {
         let before = managed.rollouts().await?;
         let mut settings = self.keys.settings();
         settings["images"] = json!({"shim": other});
-        let annotations = json!({"sidekey.dev/settings": settings.to_string()});
-        managed.edit_hosted_cluster(&json!({"metadata": {"annotations": annotations}})).await?;
+        self.edit_settings(&settings).await?;
         eventually("every pod has the new image", LONG_PATIENCE, async || {
             let pods = hosted.cluster.client().wait_deployment(NAMESPACE, "kube-apiserver").await?;
             let old = pods.iter().find(|pod| !pod.object["spec"].to_string().contains(other));

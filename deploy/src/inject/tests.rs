@@ -3,6 +3,7 @@
 mod compat;
 mod mistakes;
 mod random;
+mod tokens;
 
 use serde_json::{Value, json};
 use sidekey_core::config::document;

@@ -182,3 +182,32 @@ proptest! {
         let _ = SecretEncryption::parse(&broken);
     }
 }
+
+#[test]
+fn a_token_is_hypershifts_where_nothing_else_is_said_and_its_mistakes_are_named() {
+    let with = |tokens: &str| SMALL.replace("  keys:\n", &format!("  tokens: {tokens}\n  keys:\n"));
+    let encryption = SecretEncryption::parse(&with("[{type: aws}]")).unwrap();
+    let token = encryption.token("aws").unwrap();
+    assert_eq!(*token, Token::of("aws"));
+    assert_eq!(token.directory(), "/var/run/secrets/openshift/serviceaccount");
+    assert_eq!(token.service_account.to_string(), "kube-system/kms-provider");
+    assert_eq!(encryption.token("vault"), None);
+    assert_eq!(SecretEncryption::from_document(&encryption.document()).unwrap(), encryption);
+    let local = &encryption.spec.control_plane.local_kubeconfig;
+    assert_eq!((local.name.as_str(), local.key.as_str()), ("localhost-kubeconfig", "kubeconfig"));
+    for (wrong, path) in [
+        ("[{}]", "type"),
+        ("[{type: aws, mint: 1}]", "mint"),
+        ("[{type: aws, file: token}]", "file"),
+        ("[{type: aws, file: /token}]", "file"),
+        ("[{type: aws, file: /a/../b/token}]", "file"),
+        ("[{type: aws, file: /etc/sidekey/token}]", "file"),
+        ("[{type: aws, audience: ''}]", "audience"),
+        ("[{type: aws, expiry: 5m}]", "expiry"),
+        ("[{type: aws, expiry: soon}]", "expiry"),
+        ("[{type: aws, serviceAccount: {name: A B}}]", "serviceAccount.name"),
+    ] {
+        assert_eq!(paths(&with(wrong)), [format!("spec.tokens[0].{path}")], "{wrong}");
+    }
+    assert_eq!(paths(&with("[{type: aws}, {type: aws}]")), ["spec.tokens[1].type"]);
+}

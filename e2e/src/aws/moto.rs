@@ -122,6 +122,11 @@ impl Moto {
         self.control(json!({"tokens": tokens})).await.map(drop)
     }
 
+    /// Any web identity token is good from now on.
+    pub async fn accept_any_token(&self) -> Result<()> {
+        self.control(json!({"tokens": null})).await.map(drop)
+    }
+
     /// The access keys that are good from now on, beside those of sessions.
     pub async fn accept_access_keys(&self, keys: &[&str]) -> Result<()> {
         self.control(json!({"access_keys": keys})).await.map(drop)

@@ -61,8 +61,12 @@ impl Managed {
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": CLUSTERS}});
         hosted.cluster.client().apply(&namespace).await?;
         hosted.secure_etcd().await?;
-        let kubeconfig = [("kubeconfig", hosted.kubeconfig_at("kube-apiserver"))];
-        hosted.put_secret("admin-kubeconfig", &kubeconfig).await?;
+        for (secret, host) in
+            [("admin-kubeconfig", "kube-apiserver"), ("localhost-kubeconfig", "localhost")]
+        {
+            let kubeconfig = [("kubeconfig", hosted.kubeconfig_at(host))];
+            hosted.put_secret(secret, &kubeconfig).await?;
+        }
         hosted.roll_out_as(&hosted.bare_for_operator()?).await?;
         hosted.wait_usable().await
     }

@@ -1,6 +1,9 @@
 //! Keys of the three vendors, as a SecretEncryption names them, with a backend for each.
 
-use anyhow::{Context, Result};
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use hyper::Method;
 use serde_json::{Value, json};
 
 use super::Managed;
@@ -42,6 +45,33 @@ impl AwsKeys {
         Ok(keys)
     }
 
+    /// Lets AWS know no access key at all: whoever comes must have a web identity token.
+    pub async fn admit_tokens_alone(&self, managed: &Managed) -> Result<()> {
+        managed.hosted.moto.accept_access_keys(&[]).await?;
+        managed.hosted.moto.accept_any_token().await
+    }
+
+    /// The web identity tokens that AWS has seen so far, which must be the hosted cluster's own:
+    /// it says so itself.
+    pub async fn reviewed_tokens(&self, managed: &Managed) -> Result<BTreeSet<String>> {
+        let sessions = managed.hosted.moto.sessions().await?;
+        let tokens: BTreeSet<String> = sessions.into_values().collect();
+        let client = managed.hosted.service()?;
+        for token in &tokens {
+            let review = json!({
+                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+                "spec": {"token": token, "audiences": ["openshift"]},
+            });
+            let path = "/apis/authentication.k8s.io/v1/tokenreviews";
+            let said = client.send(Method::POST, path, Some(&review)).await?;
+            let status = &said["status"];
+            let user = &status["user"]["username"];
+            ensure!(status["authenticated"] == true, "{status}");
+            ensure!(*user == "system:serviceaccount:kube-system:kms-provider", "{status}");
+        }
+        Ok(tokens)
+    }
+
     /// Lets AWS know an access key of this name, and no other.
     pub async fn admit(&self, managed: &Managed, name: &str) -> Result<()> {
         managed.hosted.moto.check_signatures(name, &secret_of(name)).await?;
@@ -68,7 +98,13 @@ impl AwsKeys {
         managed.put_secret_in(namespace, AWS_SECRET, &data).await
     }
 
-    /// What a HostedCluster has no field for: where AWS is, and how to log in.
+    /// Where AWS is. How to log in is the HostedCluster's own role.
+    pub fn place(&self) -> Value {
+        json!({"vendors": {"aws": {"settings": {"endpoint": self.url}}}})
+    }
+
+    /// What a HostedCluster has no field for: where AWS is, and how to log in otherwise than with
+    /// its role.
     pub fn settings(&self) -> Value {
         json!({"vendors": {"aws": self.reached()}})
     }

@@ -9,6 +9,7 @@ use super::manifest::Plan;
 use super::*;
 
 mod ask;
+mod token;
 
 fn encryption() -> SecretEncryption {
     let document = json!({

@@ -318,3 +318,35 @@ fn defaults_and_additions_of_others_are_no_difference() {
         assert!(!says(&other, &wanted), "{other}");
     }
 }
+
+#[tokio::test]
+async fn minters_ask_kube_apiservers_that_are_not_ready_too() {
+    let (fake, mut wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
+    wish.spec.tokens = vec![crate::model::Token::of("aws")];
+    let ctx = fake.context();
+    ensure(&ctx, &wish, &owner()).await.unwrap();
+    let servers = fake.at(&format!("{CORE}/services/sidekey-apiservers"));
+    let _: Service = serde_json::from_value(servers.clone()).unwrap();
+    assert_eq!(servers["spec"]["publishNotReadyAddresses"], true);
+    assert_eq!(servers["spec"]["selector"], json!({"app": "kube-apiserver"}));
+    assert_eq!(servers["spec"]["ports"][0]["port"], 6443);
+    let deployment = fake.at(&format!("{APPS}/sidekey-providers"));
+    let spec = &deployment["spec"]["template"]["spec"];
+    let minter = &spec["initContainers"][0];
+    assert_eq!(minter["name"], "sidekey-token-aws");
+    assert!(minter["startupProbe"].is_null());
+    let args = minter["args"].to_string();
+    assert!(args.contains("--server=https://sidekey-apiservers.clusters-a.svc:6443"), "{args}");
+    let provider = spec["initContainers"][1].to_string();
+    assert!(provider.contains("kms-token-aws") && !provider.contains("kubeconfig"), "{provider}");
+    let volumes = spec["volumes"].to_string();
+    assert!(volumes.contains(r#""secretName":"admin-kubeconfig""#), "{volumes}");
+    // It is applied once, and goes with the others.
+    settle(&fake);
+    fake.written();
+    assert_eq!(ensure(&ctx, &wish, &owner()).await.unwrap(), [""; 0]);
+    assert!(fake.written().is_empty());
+    remove(&ctx, &wish).await.unwrap();
+    let deleted = fake.written();
+    assert!(deleted.contains(&format!("DELETE {CORE}/services/sidekey-apiservers")), "{deleted:?}");
+}

@@ -136,6 +136,29 @@ fn a_pod_gets_native_sidecars_that_mount_secrets_and_keeps_all_that_it_had() {
 }
 
 #[test]
+fn a_pod_gets_a_minter_unless_hypershifts_own_is_in_it() {
+    let minting = [encryption(|document| document["spec"]["tokens"] = json!([{"type": "aws"}]))];
+    let after = patched(&pod(), about(&pod(), &minting));
+    let minter = named(&after["spec"]["initContainers"], "sidekey-token-aws");
+    assert_eq!(minter["securityContext"]["runAsUser"], 1001, "the provider's user");
+    assert_eq!(about(&after, &minting), Decision::Untouched);
+    let mut native = pod();
+    let path = "/var/run/secrets/openshift/serviceaccount";
+    let own = json!({
+        "name": "aws-kms-token-minter", "image": "cpo:1",
+        "volumeMounts": [{"name": "aws-kms-token", "mountPath": path}],
+    });
+    native["spec"]["containers"].as_array_mut().unwrap().push(own);
+    let volume = json!({"name": "aws-kms-token", "emptyDir": {"medium": "Memory"}});
+    native["spec"]["volumes"].as_array_mut().unwrap().push(volume);
+    let after = patched(&native, about(&native, &minting));
+    assert!(!after["spec"].to_string().contains("sidekey-token-aws"));
+    let aws = named(&after["spec"]["initContainers"], "sidekey-aws");
+    assert_eq!(named(&aws["volumeMounts"], "aws-kms-token")["mountPath"], path);
+    assert_eq!(about(&after, &minting), Decision::Untouched);
+}
+
+#[test]
 fn a_pod_without_annotations_gets_them() {
     for none in [Value::Null, json!({})] {
         let mut before = pod();

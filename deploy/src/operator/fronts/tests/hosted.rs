@@ -246,3 +246,50 @@ async fn a_secret_of_another_with_the_name_of_a_copy_is_not_touched() {
     assert_eq!(fault(&fake).0, "NotOurs");
     assert_eq!(fake.content(PLANE, "sidekey-source-ibm", "mine").unwrap(), b"x");
 }
+
+#[tokio::test]
+async fn whoever_logs_in_by_role_alone_gets_the_token_for_it() {
+    let fake = world(aws(K1));
+    pass(&fake).await;
+    let token = json!({
+        "type": "aws", "file": "/var/run/secrets/openshift/serviceaccount/token",
+        "audience": "openshift", "expiry": "1h",
+        "serviceAccount": {"namespace": "kube-system", "name": "kms-provider"},
+    });
+    assert_eq!(spec(&fake)["tokens"], json!([token]));
+    assert_stable(&fake).await;
+    // Keys of a vendor that has left are still read with; so are those of before.
+    edit(&fake, azure("1")).await;
+    assert_eq!(spec(&fake)["tokens"], json!([token]));
+    assert_stable(&fake).await;
+}
+
+#[tokio::test]
+async fn whoever_says_how_to_log_in_needs_no_token_and_may_say_another() {
+    let settings = |text: &str| {
+        let fake = world(aws(K1));
+        annotate(&fake, "sidekey.dev/settings", Some(text));
+        fake
+    };
+    let fake = settings("vendors: {aws: {credentials: {profile: x}}}");
+    pass(&fake).await;
+    assert!(spec(&fake).get("tokens").is_none(), "{}", spec(&fake));
+    let fake = settings("tokens: [{type: aws, audience: sts, expiry: 2h}]");
+    pass(&fake).await;
+    assert_eq!(spec(&fake)["tokens"], json!([{"type": "aws", "audience": "sts", "expiry": "2h"}]));
+    assert_stable(&fake).await;
+    // Access keys in the place of the role: pods that have a minter keep it, until it is said
+    // that there is to be none.
+    let fake = world(aws(K1));
+    pass(&fake).await;
+    annotate(&fake, "sidekey.dev/settings", Some("vendors: {aws: {credentials: {profile: x}}}"));
+    pass(&fake).await;
+    assert_eq!(spec(&fake)["tokens"][0]["type"], "aws");
+    let none = "{tokens: [], vendors: {aws: {credentials: {profile: x}}}}";
+    annotate(&fake, "sidekey.dev/settings", Some(none));
+    pass(&fake).await;
+    assert!(spec(&fake).get("tokens").is_none(), "{}", spec(&fake));
+    let fake = settings("tokens: [{type: aws, expiry: 1m}]");
+    pass(&fake).await;
+    assert!(fault(&fake).1.contains("tokens[0].expiry"), "{:?}", fault(&fake));
+}

@@ -100,7 +100,7 @@ impl AwsKeys {
 
     /// Where AWS is. How to log in is the HostedCluster's own role.
     pub fn place(&self) -> Value {
-        json!({"vendors": {"aws": {"settings": {"endpoint": self.url}}}})
+        json!({"vendors": {"aws": {"settings": {"endpoint": self.url, "stsEndpoint": self.url}}}})
     }
 
     /// What a HostedCluster has no field for: where AWS is, and how to log in otherwise than with

@@ -178,11 +178,6 @@ impl Front<'_> {
         stay.extend(existing.iter().flat_map(|existing| self.touched(existing)));
         spec.insert("keys".to_owned(), keys(draft, &stay, before).into());
         let (managed, by) = names::MANAGED_BY;
-        let mut annotations =
-            json!({ANNOTATION_SOURCE: self.title(), ANNOTATION_LAST: draft.last.to_string()});
-        if let Some(ledger) = draft.ledger.annotation() {
-            annotations[ANNOTATION_LEDGER] = ledger.into();
-        }
         json!({
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -190,10 +185,19 @@ impl Front<'_> {
                 "name": self.name,
                 "namespace": self.namespace,
                 "labels": {managed: by},
-                "annotations": annotations,
+                "annotations": self.annotations(draft),
             },
             "spec": spec,
         })
+    }
+
+    fn annotations(&self, draft: &Draft) -> Value {
+        let mut annotations =
+            json!({ANNOTATION_SOURCE: self.title(), ANNOTATION_LAST: draft.last.to_string()});
+        if let Some(ledger) = draft.ledger.annotation() {
+            annotations[ANNOTATION_LEDGER] = ledger.into();
+        }
+        annotations
     }
 
     /// Keys that others have added something to. Left out, only our part of them would go, and

@@ -5,6 +5,8 @@ use super::step::{by_eviction, by_others, by_template};
 use super::*;
 use crate::inject::{Sidecars, form};
 
+mod tokens;
+
 const NAMESPACE: &str = "clusters-a";
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/clusters-a/deployments/kube-apiserver";
 const PODS: &str = "/api/v1/namespaces/clusters-a/pods";
@@ -283,23 +285,6 @@ async fn to_move_providers_into_pods_of_their_own_replaces_no_pod() {
     assert_eq!(ensure(&fake.context(), &wish).await.unwrap(), [""; 0]);
     // Its head is published for those pods, and so for these.
     assert!(idle_vendors(&fake.context(), &wish).await.unwrap().is_empty());
-}
-
-#[tokio::test]
-async fn an_idle_vendor_keeps_what_mints_its_token() {
-    let mut wish = encryption("Template", &["aws"]);
-    wish.spec.tokens = vec![crate::model::Token::of("aws")];
-    let with = injected(&deployment(3), &wish);
-    assert!(with.to_string().contains("sidekey-token-aws"));
-    let mut proxied = wish.clone();
-    proxied.spec.placement = crate::model::Placement::Proxy;
-    let fake = cluster(&with, &three(&with));
-    assert_eq!(ensure(&fake.context(), &proxied).await.unwrap(), [""; 0]);
-    // A provider without its token cannot log in: to get it is a change of the pods.
-    let mut bare = wish.clone();
-    bare.spec.tokens.clear();
-    let without = injected(&deployment(3), &bare);
-    assert_eq!(next(&cluster(&without, &three(&without)), &wish).await.step, Some(Step::Write(0)));
 }
 
 #[tokio::test]

@@ -42,7 +42,7 @@ impl Default for Pace {
     fn default() -> Self {
         Self {
             first: Duration::from_millis(250),
-            longest: Duration::from_secs(10),
+            longest: Duration::from_secs(5),
             look: Duration::from_secs(10),
             attempt: Duration::from_secs(30),
         }

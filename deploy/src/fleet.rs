@@ -163,8 +163,18 @@ impl Fleet {
         self
     }
 
+    /// Asks the shims of these pods, and nobody else.
+    pub async fn ask(&self, replicas: &[Replica]) -> Vec<ShimReport> {
+        join_all(replicas.iter().map(|replica| self.ask_pod(replica))).await
+    }
+
     /// Asks everybody at once. It fails only where nobody knows whom to ask.
     pub async fn observe(&self) -> Result<Observation, Error> {
+        Ok(self.observe_replicas().await?.0)
+    }
+
+    /// The same; gives also which pods there were.
+    pub async fn observe_replicas(&self) -> Result<(Observation, Vec<Replica>), Error> {
         let mut notes = Vec::new();
         let (replicas, expected) = match &self.pods {
             Some(pods) => {
@@ -178,18 +188,17 @@ impl Fleet {
             None => (Vec::new(), None),
         };
         let targets = servers::targets(&self.servers, self.pods.as_ref(), &replicas).await?;
-        let in_pods = replicas.iter().map(|replica| self.ask_pod(replica));
         let elsewhere = self.shims.iter().map(|address| self.ask_shim(address));
         let providers = self.providers.iter().map(|address| self.ask_provider(address));
         let servers = targets.into_iter().map(|target| target.ask(self.timeout));
         let (mut shims, more, providers, servers) = tokio::join!(
-            join_all(in_pods),
+            self.ask(&replicas),
             join_all(elsewhere),
             join_all(providers),
             join_all(servers)
         );
         shims.extend(more);
-        Ok(Observation { shims, servers, providers, expected, notes })
+        Ok((Observation { shims, servers, providers, expected, notes }, replicas))
     }
 
     async fn ask_pod(&self, replica: &Replica) -> ShimReport {

@@ -9,7 +9,8 @@
 //! ```
 //! One reconcile core; the front ends only translate. A pass looks at everything, takes at most
 //! one step, writes down where it is before the step counts, and says when it wants to look again.
-//! Whoever kills it anywhere finds the next pass going on.
+//! Whoever kills it anywhere finds the next pass going on. Between passes that find nothing to do
+//! are cheap looks, which only ask whether anything has changed: see [`quiet`].
 //!
 //! It holds no etcd certificate and no kubeconfig of a hosted cluster: what needs those runs as a
 //! Job in the control plane's namespace. It writes only objects that it owns, and in steady state
@@ -24,6 +25,7 @@ pub mod metrics;
 pub mod page;
 pub mod pki;
 pub mod proxy;
+pub mod quiet;
 pub mod reconcile;
 pub mod roll;
 pub mod run;

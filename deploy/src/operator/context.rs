@@ -7,6 +7,7 @@ use kube::Client;
 use kube::runtime::events::Recorder;
 
 use super::metrics::Metrics;
+use super::quiet::Quiet;
 use crate::model::SecretEncryption;
 
 /// Shared by every pass of every reconciler.
@@ -20,6 +21,8 @@ pub struct Context {
     pub metrics: Metrics,
     /// What the command line says.
     pub options: Options,
+    /// Where nothing was to be done.
+    pub quiet: Quiet,
 }
 
 /// What the command line says to reconcilers.

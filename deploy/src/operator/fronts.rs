@@ -22,9 +22,12 @@ mod openshift;
 mod owners;
 mod settings;
 mod sources;
+mod stood;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kube::ResourceExt;
@@ -35,6 +38,8 @@ use super::context::Context;
 use crate::Error;
 use crate::cluster::refused;
 use crate::render::hosted::control_plane_namespace;
+use sources::Origin;
+pub use stood::Stood;
 
 /// On a HostedCluster or APIServer: more of the SecretEncryption's spec, as YAML.
 pub const ANNOTATION_SETTINGS: &str = "sidekey.dev/settings";
@@ -83,6 +88,8 @@ struct Front<'a> {
     namespace: String,
     /// Name of the SecretEncryption.
     name: String,
+    /// What was read of what it refers to, with its version.
+    read: Mutex<BTreeMap<Origin, Option<String>>>,
 }
 
 impl From<Error> for Failure {
@@ -123,7 +130,11 @@ pub async fn hosted_cluster(object: &DynamicObject, ctx: &Context) -> Result<Dur
     };
     let namespace = control_plane_namespace(&sources, &name);
     let (manager, resource) = ("sidekey-hostedcluster", api::hosted_cluster());
-    let front = Front { ctx, object, resource, manager, sources, namespace, name };
+    let read = Mutex::default();
+    let front = Front { ctx, object, resource, manager, sources, namespace, name, read };
+    if let Some(next) = front.look().await {
+        return Ok(next);
+    }
     let Some(existing) = front.begin().await? else { return Ok(IDLE) };
     let made = match hosted::draft(&front, existing.as_ref()).await {
         Ok(draft) => front.put(draft, existing.as_ref()).await.map(Some),
@@ -142,7 +153,11 @@ pub async fn api_server(object: &DynamicObject, ctx: &Context) -> Result<Duratio
         sources: openshift::SOURCES.to_owned(),
         namespace: OPENSHIFT_PLANE.to_owned(),
         name: object.name_any(),
+        read: Mutex::default(),
     };
+    if let Some(next) = front.look().await {
+        return Ok(next);
+    }
     let Some(existing) = front.begin().await? else { return Ok(IDLE) };
     let made = match openshift::draft(&front, existing.as_ref()).await {
         Ok(Some(draft)) => front.put(draft, existing.as_ref()).await.map(Some),
@@ -160,6 +175,22 @@ impl Front<'_> {
             Some(namespace) => format!("{kind} {namespace}/{}", self.name),
             None => format!("{kind} {}", self.name),
         }
+    }
+
+    /// The cheap look; gives when to look again if nothing has changed.
+    async fn look(&self) -> Option<Duration> {
+        let (memory, title) = (&self.ctx.quiet.fronts, self.title());
+        let (stood, until) = memory.begin(&title)?;
+        if !stood.holds(self).await {
+            return None;
+        }
+        memory.keep(&title, stood, Some(until));
+        Some(self.ctx.options.poll)
+    }
+
+    /// Every critical section leaves the value whole.
+    fn sources_read(&self) -> MutexGuard<'_, BTreeMap<Origin, Option<String>>> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The SecretEncryption, if there is one; nothing where the object is none of ours.
@@ -196,19 +227,28 @@ impl Front<'_> {
             Err(Failure::Fault(fault)) => (existing, Some(fault)),
             Err(Failure::Api(error)) => return Err(error),
         };
-        if let Some(fault) = &fault {
-            tracing::warn!(
-                object = self.title(),
-                reason = fault.reason,
-                detail = fault.message,
-                "cannot be translated"
-            );
-        }
+        self.log(fault.as_ref());
         // Another one's SecretEncryption says nothing of this object.
         let encryption = encryption.filter(|encryption| self.is_ours(encryption));
         mirror::mirror(self, encryption.as_ref(), fault.as_ref()).await?;
+        if fault.is_none() {
+            self.ctx.quiet.fronts.keep(&self.title(), Stood::of(self), None);
+        }
         let poll = self.ctx.options.poll;
         Ok(if fault.is_some_and(|fault| fault.may_pass()) { poll.min(SOON) } else { poll })
+    }
+
+    /// Says what is wrong, and that it is not any more: once, not with every pass.
+    fn log(&self, fault: Option<&Fault>) {
+        let (told, object) = (&self.ctx.quiet.told, self.title());
+        match fault {
+            Some(Fault { reason, message }) => {
+                if told.is_news(&object, &format!("{reason}: {message}")) {
+                    tracing::warn!(object, reason, detail = message, "cannot be translated");
+                }
+            }
+            None => told.forget(&object),
+        }
     }
 
     /// Whether the SecretEncryption is a translation of this object.

@@ -50,6 +50,11 @@ const PORTS: u16 = 10_000;
 /// The most keys: a Service's endpoints have at most a hundred ports.
 const MAX_KEYS: usize = 100;
 
+/// The labels of the providers' pods, as a selector.
+pub(super) fn selector() -> String {
+    format!("{}={}", SELECTOR.0, SELECTOR.1)
+}
+
 /// Leads the shims to the proxies: every key that Sidekey serves gets its proxy's address.
 pub fn lead(encryption: &mut SecretEncryption) {
     let namespace = encryption.namespace.clone().unwrap_or_default();
@@ -91,7 +96,7 @@ pub async fn ensure(
     }
     let deployment = place.keep(&pattern.deployment()).await?;
     let mut waits: Vec<String> = unsettled(&deployment).into_iter().collect();
-    let own = ListParams::default().labels(&format!("{}={}", SELECTOR.0, SELECTOR.1));
+    let own = ListParams::default().labels(&selector());
     let pods = pods(&ctx.client, namespace(encryption)?, &own).await?;
     // One that is ending serves on, and whoever follows it is there.
     waits.extend(pods.iter().filter(|pod| !pod.is_ending()).filter_map(|pod| pod.trouble()));

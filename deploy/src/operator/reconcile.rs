@@ -14,10 +14,12 @@
 //! keys, ciphers, names and resources stay until etcd itself was counted.
 
 mod draft;
+mod numbers;
 mod outlook;
 mod report;
 mod retire;
 mod steps;
+mod stood;
 mod work;
 mod writes;
 
@@ -25,17 +27,19 @@ mod writes;
 mod tests;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::DynamicObject;
 use kube::{Resource, ResourceExt};
+use rustls::ClientConfig;
 use serde_json::json;
 
 use super::context::Context;
 use super::pki::{self, Pki};
 use super::{api, fronts, proxy, roll};
-use crate::fleet::{Fleet, Observation, Pods};
+use crate::fleet::{Fleet, Observation, Pods, Replica};
 use crate::model::{API_VERSION, Injection, KIND, Key, Placement, SecretEncryption, names};
 use crate::publish::{self, Live, Options, Target};
 use crate::render::{Phase, ResolvedFiles, render};
@@ -43,6 +47,8 @@ use crate::rotate::{Kept, State, Store};
 use crate::{Error, Exit};
 use draft::{Draft, Known, Stand, draft};
 use report::{Report, Subject};
+use stood::Calm;
+pub use stood::Stood;
 use writes::Writes;
 
 /// The reason of a document that names what is not there.
@@ -72,6 +78,8 @@ struct Pass<'a> {
     pki: Option<Pki>,
     /// The document is translated from another object, which cannot say what may go.
     translated: bool,
+    /// Nothing is to be done, and all is well.
+    calm: Option<Calm>,
 }
 
 /// What is published, and where it leads.
@@ -80,14 +88,50 @@ struct Published {
     revision: u64,
 }
 
-/// One pass over a SecretEncryption; gives when to look again.
+/// What every shim says, who was asked, and how.
+#[derive(Default)]
+struct Asked {
+    seen: Observation,
+    replicas: Vec<Replica>,
+    tls: Option<Arc<ClientConfig>>,
+}
+
+/// One look at a SecretEncryption; gives when to look again. Where nothing was to be done it is a
+/// cheap one, until something is another one than it was: see [`stood`].
 pub async fn reconcile(object: &DynamicObject, ctx: &Context) -> Result<Duration, Error> {
     if object.metadata.deletion_timestamp.is_some() {
         return Ok(ctx.options.poll);
     }
+    let name = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
+    let memory = &ctx.quiet.planes;
+    let versions = match memory.begin(&name) {
+        Some((stood, until)) => {
+            let (holds, versions) = stood.holds(object, ctx).await;
+            if holds {
+                memory.keep(&name, stood, Some(until));
+                return Ok(ctx.options.poll);
+            }
+            versions
+        }
+        None => stood::note(object, ctx).await,
+    };
+    let (outcome, calm) = whole(object, ctx).await;
+    if let Some((versions, calm)) = versions.zip(calm) {
+        memory.keep(&name, Stood::new(object, versions, calm), None);
+    }
+    outcome
+}
+
+/// A whole pass; beside its outcome, what it stood on if nothing was to be done, nor written.
+async fn whole(object: &DynamicObject, ctx: &Context) -> (Result<Duration, Error>, Option<Calm>) {
     let mut report = Report::of(object);
+    let mut calm = None;
     let outcome = match Pass::begin(object, ctx, &mut report).await {
-        Ok(mut pass) => pass.run().await,
+        Ok(mut pass) => {
+            let outcome = pass.run().await;
+            calm = pass.calm.take();
+            outcome
+        }
         Err(halt) => Err(halt),
     };
     let outcome = match outcome {
@@ -104,8 +148,11 @@ pub async fn reconcile(object: &DynamicObject, ctx: &Context) -> Result<Duration
             Err(error)
         }
     };
-    report.write(ctx, object).await?;
-    outcome
+    match report.write(ctx, object).await {
+        Ok(false) => (outcome, calm),
+        Ok(true) => (outcome, None),
+        Err(error) => (Err(error), None),
+    }
 }
 
 impl From<Error> for Halt {
@@ -164,6 +211,7 @@ impl<'a> Pass<'a> {
             kept,
             pki,
             translated,
+            calm: None,
         })
     }
 
@@ -190,35 +238,6 @@ impl<'a> Pass<'a> {
             }
             None => self.settle(wanted).await,
         }
-    }
-
-    /// A number stands for one KEK for ever, and what has written once never writes again.
-    fn check_numbers(&self) -> Result<(), Halt> {
-        let Some(state) = &self.kept.state else { return Ok(()) };
-        let past = state.history.iter().flat_map(|past| [&past.from, &past.to]);
-        let published = state.read_revision.is_some() || state.stage.is_over();
-        let current = [Some(&state.from), Some(&state.to).filter(|_| published)];
-        let known: Vec<_> = current.into_iter().flatten().chain(past).collect();
-        let next = known.iter().map(|turn| turn.id).max().unwrap_or_default() + 1;
-        let retired: BTreeSet<&str> =
-            self.report.now.retired.iter().map(|one| one.id.as_str()).collect();
-        let mut wrong = Vec::new();
-        for key in &self.wanted.spec.keys {
-            let (id, fingerprint) = (key.id, key.fingerprint());
-            if known.iter().any(|turn| turn.id == id.0 && turn.fingerprint != fingerprint) {
-                wrong.push(format!("{id} is the number of another key: give it {next} or higher"));
-            } else if retired.contains(id.to_string().as_str()) {
-                wrong.push(format!("key {id} is retired: give its KEK {next} or higher"));
-            }
-        }
-        let writer = Writes::wanted(&self.wanted).key();
-        if let Some(id) = writer.filter(|id| wrote_before(state, id.0)) {
-            wrong.push(format!(
-                "key {id} has written before: a number that comes back could not be told from \
-                 what it was; give its KEK {next} or higher"
-            ));
-        }
-        if wrong.is_empty() { Ok(()) } else { Err(Halt::Refused("InvalidSpec", wrong.join("; "))) }
     }
 
     /// Publishes what is wanted and retained; nothing is written if nothing has changed.
@@ -286,15 +305,15 @@ impl<'a> Pass<'a> {
         Ok(missing)
     }
 
-    /// What every shim says.
-    async fn observe(&mut self, published: &Published) -> Result<Observation, Halt> {
-        let Some(pki) = &self.pki else { return Ok(Observation::default()) };
+    /// What every shim says, who was asked, and how.
+    async fn observe(&mut self, published: &Published) -> Result<Asked, Halt> {
+        let Some(pki) = &self.pki else { return Ok(Asked::default()) };
         let pods = pods(self.ctx, &self.wanted, &self.namespace);
         let tls = pki.client()?;
-        let pods = pods.direct(tls, names::SHIM_NAME, names::SHIM_ADMIN_TLS_PORT);
-        let seen = Fleet::new().pods(pods).observe().await?;
+        let pods = pods.direct(tls.clone(), names::SHIM_NAME, names::SHIM_ADMIN_TLS_PORT);
+        let (seen, replicas) = Fleet::new().pods(pods).observe_replicas().await?;
         outlook::tell(&seen, &published.draft, self.report);
-        Ok(seen)
+        Ok(Asked { seen, replicas, tls: Some(tls) })
     }
 
     /// What the files of one key hold, for a Job that runs its provider.
@@ -365,13 +384,4 @@ fn history(state: Option<&State>) -> Vec<crate::rotate::Past> {
     let mut all: Vec<_> = state.past().into_iter().chain(state.history.clone()).collect();
     all.truncate(crate::rotate::HISTORY);
     all
-}
-
-/// Whether a key has written and was then left for another.
-fn wrote_before(state: &State, id: u64) -> bool {
-    let left = |from: u64, promoted: bool| promoted && from == id;
-    let now = left(state.from.id, state.stage.is_promoted());
-    let past = state.history.iter().any(|past| left(past.from.id, past.state.is_promoted()));
-    let writes = state.stage.is_promoted() && state.to.id == id;
-    (now || past) && !writes
 }

@@ -38,6 +38,7 @@ use super::context::Context;
 use super::lease::{Candidate, Cluster, Term};
 use super::metrics::{Kind, Metrics};
 use super::page::Page;
+use super::quiet::Quiet;
 use super::webhook::{Certificate, Keeper, Webhook};
 use super::{api, reconcile};
 use crate::{Error, Exit};
@@ -118,6 +119,7 @@ async fn operate(args: &Args) -> Result<(), Error> {
         recorder: Recorder::new(client.clone(), reporter),
         metrics: Metrics::default(),
         options,
+        quiet: Quiet::default(),
     });
     let certificate = Certificate::default();
     let encryptions = Shelf::whole();

@@ -5,6 +5,7 @@
 //! pods what a Job that succeeds says; and one shim for each control plane, which says by mutual
 //! TLS that it has loaded what is published. Nothing is encrypted.
 
+mod heads;
 mod kubelet;
 mod shims;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 use super::{CLUSTERS, OPERATOR_NAMESPACE, install, objects};
 use crate::apiserver::Options;
@@ -32,6 +34,8 @@ use shims::SimulatedShims;
 /// The controllers that control planes need.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,job-controller,\
                            serviceaccount-controller,garbage-collector-controller";
+/// Requests at a time.
+const AT_ONCE: usize = 8;
 const BASE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kustomize");
 
 /// A cluster without a node, the operator, and control planes. Dropped, and so ended, in this order.
@@ -110,18 +114,10 @@ impl Fleet {
         &self.plane
     }
 
-    /// A HostedCluster that is handed over, and the control plane that HyperShift would have made.
-    pub async fn add(&self, number: usize) -> Result<()> {
-        let client = self.server.client();
-        let name = format!("c{number}");
-        let place = format!("{CLUSTERS}-{name}");
-        client.apply(&namespace(&place)).await?;
-        client.apply(&deployment(&place)).await?;
-        let arn = format!("arn:aws:kms:us-east-1:123456789012:key/{number:012}");
-        let mut cluster = objects::hosted_cluster(&[&arn], &json!({}));
-        cluster["metadata"]["name"] = name.into();
-        client.apply(&cluster).await?;
-        Ok(())
+    /// So many HostedClusters that are handed over, with the control planes that HyperShift would
+    /// have made.
+    pub async fn add(&self, count: usize) -> Result<()> {
+        at_once((0..count).map(|number| add(self.server.client(), number))).await
     }
 
     /// Waits until that many control planes are settled, one after the other: nothing is under way,
@@ -144,10 +140,10 @@ impl Fleet {
         Ok(Memory::of(pid)?.rss)
     }
 
-    /// How often something was written, by resource, whoever wrote it.
-    pub async fn writes(&self) -> Result<BTreeMap<String, f64>> {
+    /// How often what was asked for, by verb and resource, whoever asked.
+    pub async fn requests(&self) -> Result<BTreeMap<String, f64>> {
         let metrics = self.server.metrics().await?;
-        Ok(writes(&metrics))
+        Ok(requests(&metrics))
     }
 
     /// How often a status of a shim was asked for.
@@ -169,6 +165,38 @@ impl Fleet {
     }
 }
 
+async fn add(client: KubeClient, number: usize) -> Result<()> {
+    let name = format!("c{number}");
+    let place = format!("{CLUSTERS}-{name}");
+    client.apply(&namespace(&place)).await?;
+    client.apply(&deployment(&place)).await?;
+    let arn = format!("arn:aws:kms:us-east-1:123456789012:key/{number:012}");
+    let mut cluster = objects::hosted_cluster(&[&arn], &json!({}));
+    cluster["metadata"]["name"] = name.into();
+    client.apply(&cluster).await?;
+    Ok(())
+}
+
+/// Does all of it, some at a time.
+async fn at_once<F>(work: impl IntoIterator<Item = F>) -> Result<()>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    let mut tasks = JoinSet::new();
+    for one in work {
+        if tasks.len() >= AT_ONCE
+            && let Some(ended) = tasks.join_next().await
+        {
+            ended??;
+        }
+        tasks.spawn(one);
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
 async fn settled(client: &KubeClient, number: usize) -> Result<()> {
     let place = format!("/apis/sidekey.dev/v1alpha1/namespaces/{CLUSTERS}-c{number}");
     let item = client.get(&format!("{place}/secretencryptions/c{number}")).await?;
@@ -180,15 +208,19 @@ async fn settled(client: &KubeClient, number: usize) -> Result<()> {
     Ok(())
 }
 
-fn writes(metrics: &Metrics) -> BTreeMap<String, f64> {
-    let mut by_resource = BTreeMap::new();
+/// By verb and resource, such as `PUT pods/status`.
+fn requests(metrics: &Metrics) -> BTreeMap<String, f64> {
+    let mut all = BTreeMap::new();
     for sample in metrics.find("apiserver_request_total", &[]) {
         let label = |name: &str| sample.labels.get(name).cloned().unwrap_or_default();
-        if ["POST", "PUT", "PATCH", "APPLY", "DELETE"].contains(&label("verb").as_str()) {
-            *by_resource.entry(label("resource")).or_default() += sample.value;
+        let mut name = format!("{} {}", label("verb"), label("resource"));
+        let part = label("subresource");
+        if !part.is_empty() {
+            name = format!("{name}/{part}");
         }
+        *all.entry(name).or_default() += sample.value;
     }
-    by_resource
+    all
 }
 
 async fn controllers(plane: &ControlPlane, kubeconfig: &Path) -> Result<(Process, Port)> {
@@ -255,13 +287,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_changes_something_counts_as_a_write() {
-        let text = "apiserver_request_total{verb=\"LIST\",resource=\"secrets\"} 5\n\
-                    apiserver_request_total{verb=\"PATCH\",resource=\"secrets\"} 2\n\
-                    apiserver_request_total{verb=\"APPLY\",resource=\"secrets\"} 1\n\
-                    apiserver_request_total{verb=\"PUT\",resource=\"leases\"} 7\n";
-        let counted = writes(&Metrics::parse(text).unwrap());
-        assert_eq!(counted["secrets"], 3.0);
-        assert_eq!(counted["leases"], 7.0);
+    fn requests_are_counted_by_verb_and_resource() {
+        let text = "apiserver_request_total{code=\"200\",verb=\"LIST\",resource=\"secrets\"} 5\n\
+                    apiserver_request_total{code=\"500\",verb=\"LIST\",resource=\"secrets\"} 2\n\
+                    apiserver_request_total{verb=\"PUT\",resource=\"pods\",subresource=\"status\"} 7\n";
+        let counted = requests(&Metrics::parse(text).unwrap());
+        assert_eq!(counted["LIST secrets"], 7.0);
+        assert_eq!(counted["PUT pods/status"], 7.0);
     }
 }

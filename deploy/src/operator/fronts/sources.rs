@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret as Object};
-use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, GetParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
 use sidekey_core::Secret;
 
@@ -43,8 +43,8 @@ struct Wanted {
 }
 
 /// What is copied: kind, namespace and name.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Origin {
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Origin {
     kind: &'static str,
     namespace: String,
     name: String,
@@ -66,6 +66,22 @@ impl Origin {
 
     fn text(&self) -> String {
         format!("{}/{}/{}", self.kind, self.namespace, self.name)
+    }
+
+    /// The version of what is there, if anything is.
+    pub(super) async fn version(&self, client: &Client) -> Result<Option<String>, Error> {
+        let Self { kind, namespace, name } = self;
+        let parameters = GetParams::any();
+        let found = if *kind == Self::SECRET {
+            let api: Api<Object> = Api::namespaced(client.clone(), namespace);
+            api.get_metadata_opt_with(name, &parameters).await.map(|one| one.map(|o| o.metadata))
+        } else {
+            let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+            api.get_metadata_opt_with(name, &parameters).await.map(|one| one.map(|o| o.metadata))
+        };
+        let what = || format!("cannot read {kind} {namespace}/{name}");
+        let found = found.map_err(|error| refused(what(), error))?;
+        Ok(found.and_then(|metadata| metadata.resource_version))
     }
 
     /// The Secret that it is copied to.
@@ -112,7 +128,7 @@ impl<'a> Copies<'a> {
         let mut missing = Vec::new();
         let mut changes = Vec::new();
         for (origin, wanted) in all {
-            let found = read(&self.front.ctx.client, &origin).await?;
+            let found = read(self.front, &origin).await?;
             for entry in &wanted.needed {
                 if found.get(entry).is_none_or(|content| content.expose().is_empty()) {
                     let Origin { kind, namespace, name } = &origin;
@@ -266,21 +282,27 @@ pub(super) async fn entry(
 ) -> Result<Option<Secret>, Error> {
     let (namespace, name) = (namespace.to_owned(), name.to_owned());
     let origin = Origin { kind: Origin::SECRET, namespace, name };
-    let mut found = read(&front.ctx.client, &origin).await?;
+    let mut found = read(front, &origin).await?;
     Ok(found.remove(key).filter(|content| !content.expose().is_empty()))
 }
 
-async fn read(client: &Client, origin: &Origin) -> Result<BTreeMap<String, Secret>, Error> {
+async fn read(front: &Front<'_>, origin: &Origin) -> Result<BTreeMap<String, Secret>, Error> {
     let Origin { kind, namespace, name } = origin;
+    let client = &front.ctx.client;
+    let note = |version: Option<String>| {
+        front.sources_read().entry(origin.clone()).or_insert(version);
+    };
     let failed = |error| refused(format!("cannot read {kind} {namespace}/{name}"), error);
     if *kind == Origin::SECRET {
         let api: Api<Object> = Api::namespaced(client.clone(), namespace);
         let object = api.get_opt(name).await.map_err(failed)?;
+        note(object.as_ref().and_then(ResourceExt::resource_version));
         let data = object.and_then(|object| object.data).unwrap_or_default();
         return Ok(data.into_iter().map(|(key, bytes)| (key, Secret::new(bytes.0))).collect());
     }
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let object = api.get_opt(name).await.map_err(failed)?.unwrap_or_default();
+    note(object.resource_version());
     let text = object.data.unwrap_or_default().into_iter();
     Ok(text.map(|(key, text)| (key, Secret::new(text.into_bytes()))).collect())
 }

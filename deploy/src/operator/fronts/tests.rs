@@ -6,6 +6,7 @@ mod hosted;
 mod mirrored;
 mod native;
 mod numbered;
+mod quiet;
 mod server;
 
 use std::time::Duration;

@@ -7,6 +7,7 @@ use super::draft::{Draft, Retained};
 use super::report::{Report, Subject, cut};
 use crate::fleet::{Observation, ShimReport};
 use crate::model::{KeyNumber, SecretEncryption};
+use sidekey_core::sha256;
 
 /// As long as OpenShift lets a report say what is wrong.
 const DETAIL: usize = 1024;
@@ -27,13 +28,7 @@ pub(super) fn refusals(seen: &Observation, revision: u64) -> Vec<String> {
 
 /// Writes into the report how the replicas and their keys are.
 pub(super) fn tell(seen: &Observation, draft: &Draft, report: &mut Report) {
-    report.now.replicas = seen.shims.iter().map(replica).collect();
-    report.now.replicas.sort_by(|a, b| a.name.cmp(&b.name));
-    report.now.health_reports = seen.shims.iter().flat_map(reports).collect();
-    report
-        .now
-        .health_reports
-        .sort_by(|a, b| (&a.node_name, &a.key_id).cmp(&(&b.node_name, &b.key_id)));
+    (report.now.replicas, report.now.health_reports) = said(&seen.shims);
     let wrong: Vec<String> = seen.shims.iter().flat_map(wrong).collect();
     if wrong.is_empty() {
         report.set(Subject::Healthy, Some(true), "AsExpected", "every replica reads and writes");
@@ -46,8 +41,31 @@ pub(super) fn tell(seen: &Observation, draft: &Draft, report: &mut Report) {
     accessible(seen, &draft.document, report);
 }
 
+/// What the shims say of themselves and of their keys, each in one order.
+fn said(shims: &[ShimReport]) -> (Vec<ReplicaState>, Vec<HealthReport>) {
+    let mut replicas: Vec<ReplicaState> = shims.iter().map(replica).collect();
+    replicas.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut keys: Vec<HealthReport> = shims.iter().flat_map(reports).collect();
+    keys.sort_by(|a, b| (&a.node_name, &a.key_id).cmp(&(&b.node_name, &b.key_id)));
+    (replicas, keys)
+}
+
+/// A digest of all that a pass would conclude something from.
+pub(super) fn answers(shims: &[ShimReport]) -> [u8; 32] {
+    let mut wrong: Vec<String> = shims.iter().flat_map(wrong).collect();
+    wrong.sort_unstable();
+    let roles = shims
+        .iter()
+        .filter_map(|shim| shim.status.as_ref())
+        .flat_map(|status| status.keys.iter().map(|key| (&key.id, &key.role, &key.fingerprint)));
+    let mut roles: Vec<_> = roles.collect();
+    roles.sort_unstable();
+    // The keys are texts: it is always JSON.
+    sha256(&serde_json::to_vec(&(said(shims), wrong, roles)).unwrap_or_default())
+}
+
 /// What is wrong with one replica. That it has not come along yet is not.
-fn wrong(shim: &ShimReport) -> Vec<String> {
+pub(super) fn wrong(shim: &ShimReport) -> Vec<String> {
     let name = &shim.name;
     let Some(status) = &shim.status else {
         let why = shim.error.as_deref().unwrap_or("did not answer");
@@ -159,5 +177,29 @@ fn detail(text: String) -> String {
     cut(text, DETAIL - 1)
 }
 
-/// Between two looks at something that is under way.
-pub(super) const SOON: Duration = Duration::from_secs(2);
+/// Between two looks at something that has just begun.
+const SOON: Duration = Duration::from_secs(2);
+/// Between two looks at something that takes its time.
+const LATER: Duration = Duration::from_secs(10);
+
+/// Between two looks at something that is under way for so long: a look costs some twenty
+/// requests, and what takes minutes is not done sooner by being looked at every other second.
+pub(super) fn pace(under_way: Option<Duration>) -> Duration {
+    (under_way.unwrap_or_default() / 10).clamp(SOON, LATER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_long_is_looked_at_less_often_and_ends_hardly_later() {
+        assert_eq!(pace(None), SOON);
+        for seconds in [0, 5, 20, 40, 90, 100, 600, 100_000] {
+            let begun = Duration::from_secs(seconds);
+            let pause = pace(Some(begun));
+            assert!(pause >= SOON && pause <= LATER);
+            assert!(pause <= SOON.max(begun / 10), "{seconds} s: {pause:?}");
+        }
+    }
+}

@@ -152,15 +152,15 @@ impl Report {
         });
     }
 
-    /// Writes what has changed; nothing, if nothing has.
+    /// Writes what has changed; gives whether anything has.
     pub(super) async fn write(
         mut self,
         ctx: &Context,
         object: &DynamicObject,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         self.now.observed_generation = self.generation;
         if self.now == self.before {
-            return Ok(());
+            return Ok(false);
         }
         let (name, namespace) = (&object.metadata.name, &object.metadata.namespace);
         let (name, namespace) =
@@ -175,7 +175,7 @@ impl Report {
         match api.patch_status(name, &parameters, &Patch::Apply(&patch)).await {
             Ok(_) => {}
             // It was deleted meanwhile.
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(true),
             Err(error) => {
                 let what = format!("cannot write the status of {namespace}/{name}");
                 return Err(refused(what, error));
@@ -187,7 +187,7 @@ impl Report {
                 tracing::warn!(%error, namespace, name, "cannot write an event");
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

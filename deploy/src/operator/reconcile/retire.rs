@@ -9,10 +9,10 @@ use sidekey_core::config::parse_duration;
 use sidekey_core::{hex, sha256};
 
 use super::draft::{Retained, Stand};
-use super::outlook::SOON;
+use super::outlook::pace;
 use super::report::{Subject, age, now};
 use super::writes::Writes;
-use super::{Halt, Pass, Published};
+use super::{Asked, Calm, Halt, Pass, Published};
 use crate::census;
 use crate::cluster::refused;
 use crate::fleet::Observation;
@@ -39,23 +39,16 @@ impl Pass<'_> {
         self.report.now.target_key = None;
         self.report.now.rotation = None;
         let missing = self.place(&published).await?;
-        let seen = self.observe(&published).await?;
+        let Asked { seen, replicas, tls } = self.observe(&published).await?;
         if !missing.is_empty() {
-            self.report.set(
-                Subject::Configured,
-                Some(false),
-                "RollOutInProgress",
-                missing.join("; "),
-            );
-            return Ok(SOON);
+            return Ok(self.unsettled("RollOutInProgress", missing));
         }
         let late = match published.draft.document.spec.keys.is_empty() {
             true => Vec::new(),
             false => seen.all_loaded(published.revision).err().unwrap_or_default(),
         };
         if !late.is_empty() {
-            self.report.set(Subject::Configured, Some(false), "Publishing", late.join("; "));
-            return Ok(SOON);
+            return Ok(self.unsettled("Publishing", late));
         }
         if self.wanted.spec.placement != Placement::Proxy {
             proxy::remove(self.ctx, &self.wanted).await?;
@@ -75,8 +68,20 @@ impl Pass<'_> {
         };
         match asked {
             Some(wait) => Ok(wait),
-            None => self.retire(&wanted, &published).await,
+            None => {
+                if self.candidate(&wanted, &published).is_none() {
+                    self.calm = Calm::new(&seen, replicas, tls);
+                }
+                self.retire(&wanted, &published).await
+            }
         }
+    }
+
+    /// Says who has not come along yet; gives when to look again.
+    fn unsettled(&mut self, reason: &str, missing: Vec<String>) -> Duration {
+        let known = self.report.since(Subject::Configured, reason);
+        self.report.set(Subject::Configured, Some(false), reason, missing.join("; "));
+        pace(known)
     }
 
     /// Deletes the heads of vendors without a key, once no pod mounts them any more.
@@ -212,7 +217,7 @@ impl Pass<'_> {
                 }
             }
         }
-        Ok(Some(SOON))
+        Ok(Some(pace(age(&moved.since))))
     }
 
     /// Has etcd counted for the first of what is not wanted any more; what nothing needs goes.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::Stand;
-use super::outlook::{SOON, refusals};
+use super::outlook::{pace, refusals};
 use super::report::{Subject, age, now};
 use super::writes::{Writes, say};
 use super::{Halt, Pass, Published};
@@ -89,7 +89,7 @@ impl Pass<'_> {
             Step::PublishRead | Step::AwaitReaders => self.deploy(state).await,
             Step::PublishWrite | Step::AwaitWriters => self.promote(state).await,
             Step::Migrate => self.migrate(state).await,
-            Step::Nothing => Ok(SOON),
+            Step::Nothing => Ok(since(&state)),
         }
     }
 
@@ -120,12 +120,13 @@ impl Pass<'_> {
             }
         };
         let task = Task::Preflight(PreflightTask { key, files });
+        let waited = since(&state);
         match self.work(&state, &task, Subject::Configured, "PreflightFailed").await? {
             Some(report) => {
                 state.canary = Some(report["canary"].clone()).filter(|canary| !canary.is_null());
                 self.done(state, Step::Preflight).await
             }
-            None => Ok(SOON),
+            None => Ok(waited),
         }
     }
 
@@ -141,7 +142,7 @@ impl Pass<'_> {
         if !missing.is_empty() {
             return self.wait(&state, ROLL_OUT, missing);
         }
-        let seen = self.observe(&published).await?;
+        let seen = self.observe(&published).await?.seen;
         if !published.draft.document.spec.keys.is_empty() {
             let to = Writes::of_turn(&state.to).key();
             let missing = seen.missing_readers(published.revision, to);
@@ -153,7 +154,7 @@ impl Pass<'_> {
             let gate = self.gate(&published, None).await?;
             let task = Task::Gate(gate);
             if self.work(&state, &task, Subject::Rotating, "Waiting").await?.is_none() {
-                return Ok(SOON);
+                return Ok(since(&state));
             }
         }
         self.done(state, Step::AwaitReaders).await
@@ -176,7 +177,7 @@ impl Pass<'_> {
         self.report.set(Subject::Configured, Some(false), "HeadRefused", text.clone());
         self.show(&state, None, missing);
         if known.is_none_or(|known| known < REFUSED) {
-            return Ok(SOON);
+            return Ok(since(&state));
         }
         self.report.event(true, "HeadReverted", text);
         self.give_up(state).await
@@ -194,7 +195,7 @@ impl Pass<'_> {
         if !missing.is_empty() {
             return self.wait(&state, ROLL_OUT, missing);
         }
-        let seen = self.observe(&published).await?;
+        let seen = self.observe(&published).await?.seen;
         let missing = match Writes::of_turn(&state.to) {
             Writes::Key(_) => match seen.all_loaded(published.revision) {
                 Ok(()) => seen.announced().err().unwrap_or_default(),
@@ -216,7 +217,7 @@ impl Pass<'_> {
         if !missing.is_empty() {
             return self.wait(&state, ROLL_OUT, missing);
         }
-        let seen = self.observe(&published).await?;
+        let seen = self.observe(&published).await?.seen;
         let mut hash = None;
         if Writes::of_turn(&state.to).key().is_some() {
             match seen.announced() {
@@ -233,7 +234,7 @@ impl Pass<'_> {
         }
         let task = Task::Migrate(MigrateTask { gate, target });
         if self.work(&state, &task, Subject::UpToDate, "ReEncryptionFailed").await?.is_none() {
-            return Ok(SOON);
+            return Ok(since(&state));
         }
         self.report.now.encrypted_under = hash;
         self.report.now.moved = None;
@@ -309,7 +310,7 @@ impl Pass<'_> {
     ) -> Result<Duration, Halt> {
         self.report.set(Subject::Configured, Some(false), reason, missing.join("; "));
         self.show(state, None, missing);
-        Ok(SOON)
+        Ok(since(state))
     }
 
     /// Tells how far the rotation is.
@@ -339,6 +340,11 @@ impl Pass<'_> {
             self.report.set(Subject::UpToDate, Some(fine), reason, text);
         }
     }
+}
+
+/// When to look at a rotation again.
+fn since(state: &State) -> Duration {
+    pace(age(&state.started_time))
 }
 
 /// Whether kube-apiserver itself must learn something: between keys behind the shim it need not.

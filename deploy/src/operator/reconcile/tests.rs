@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use sidekey_core::Secret;
 
 use super::draft::Retained;
+use super::numbers::wrote_before;
 use super::writes::promote;
 use super::*;
 use crate::model::{FileSource, KeyNumber, ObjectKey, Role};

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::operator::context::{Context, Options};
 use crate::operator::metrics::Metrics;
+use crate::operator::quiet::Quiet;
 
 /// What is there, and what was done.
 #[derive(Debug, Default)]
@@ -26,6 +27,10 @@ pub(in crate::operator) struct World {
     pub(in crate::operator) writes: Vec<(String, Value)>,
     /// What the next writes are answered with, instead of being done.
     pub(in crate::operator) refusals: VecDeque<u16>,
+    /// The path of every read.
+    pub(in crate::operator) reads: Vec<String>,
+    /// How many of the next reads are answered with an error.
+    pub(in crate::operator) fails: usize,
     version: u64,
 }
 
@@ -42,6 +47,7 @@ impl Fake {
             client,
             metrics: Metrics::default(),
             options: Options::default(),
+            quiet: Quiet::default(),
         }
     }
 
@@ -147,7 +153,16 @@ impl tower_service::Service<Request<Body>> for Fake {
             let path = parts.uri.path();
             let mut world = fake.lock();
             let (code, answer) = match parts.method.as_str() {
-                "GET" => world.read(path, parts.uri.query().unwrap_or_default()),
+                "GET" => {
+                    world.reads.push(path.to_owned());
+                    match world.fails {
+                        0 => world.read(path, parts.uri.query().unwrap_or_default()),
+                        _ => {
+                            world.fails -= 1;
+                            (500, status(500))
+                        }
+                    }
+                }
                 method => {
                     let body = serde_json::from_slice(&body).unwrap_or_default();
                     world.write(method, path, body)

@@ -11,10 +11,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep;
 
 use super::controller::{Controller, Look};
-use super::shelf::{Change, Name, Shelf};
+use super::shelf::{Change, Name, Shelf, What};
 use super::{Process, follow};
 use crate::operator::context::Context;
 use crate::operator::metrics::{Kind, Metrics};
+use crate::operator::quiet::Quiet;
 use crate::operator::{api, fronts};
 use fronts::ANNOTATION_SOURCE;
 
@@ -30,6 +31,7 @@ pub(super) struct Front {
     encryptions: Shelf,
     concurrency: usize,
     metrics: Metrics,
+    quiet: Quiet,
 }
 
 /// All that there are.
@@ -42,6 +44,7 @@ pub(super) fn all(process: &Process) -> [Front; 2] {
         encryptions: process.encryptions.clone(),
         concurrency: process.concurrency,
         metrics: process.context.metrics.clone(),
+        quiet: process.context.quiet.clone(),
     };
     let context = process.context.clone();
     let hosted: Look = Arc::new(move |object| {
@@ -83,6 +86,7 @@ impl Front {
         tracing::info!(kind = self.kind.label(), "looking after these too");
         let shelf = Shelf::text();
         let (ask, others) = unbounded_channel();
+        let told = Told { ask, quiet: self.quiet.clone() };
         let controller = Controller::new(
             self.kind,
             shelf.clone(),
@@ -95,12 +99,18 @@ impl Front {
         let ended = async {
             tokio::select! {
                 () = follow::follow(self.client.clone(), &self.resource, &shelf) => {}
-                () = pass_on(self.encryptions.changes(), &self.encryptions, self.kind, ask) => {}
+                () = pass_on(self.encryptions.changes(), &self.encryptions, self.kind, &told) => {}
                 () = stopped.stopped() => {}
             }
         };
         controller.run(changes, others, ended).await;
     }
+}
+
+/// Who is told of a SecretEncryption that has changed.
+struct Told {
+    ask: UnboundedSender<Name>,
+    quiet: Quiet,
 }
 
 /// Asks for a pass over what a SecretEncryption was made from, when that has changed: whoever
@@ -109,13 +119,17 @@ async fn pass_on(
     mut changes: UnboundedReceiver<Change>,
     encryptions: &Shelf,
     kind: Kind,
-    ask: UnboundedSender<Name>,
+    told: &Told,
 ) {
     while let Some(change) = changes.recv().await {
         let origin = encryptions.find(&change.name).and_then(|object| origin(&object, kind));
         if let Some(origin) = origin {
+            told.quiet.forget_front(&format!("{} {origin}", kind.label()));
             // The receiver is gone only when nobody needs it any more.
-            let _ = ask.send(origin);
+            let _ = told.ask.send(origin);
+        } else if change.what != What::Status {
+            // Nobody says any more what it was made from, if it was.
+            told.quiet.forget_fronts();
         }
     }
     std::future::pending().await
@@ -161,7 +175,8 @@ mod tests {
         let shelf = Shelf::whole();
         let (ask, mut asked) = unbounded_channel();
         let changes = shelf.changes();
-        let passing = pass_on(changes, &shelf, Kind::HostedCluster, ask);
+        let told = Told { ask, quiet: Quiet::default() };
+        let passing = pass_on(changes, &shelf, Kind::HostedCluster, &told);
         shelf.take(Event::Apply(object("HostedCluster clusters/a", 1)));
         shelf.take(Event::Apply(object("HostedCluster clusters/a", 2)));
         let both = async { (asked.recv().await.unwrap(), asked.recv().await.unwrap()) };

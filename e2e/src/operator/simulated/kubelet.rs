@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -71,15 +71,20 @@ impl Addresses {
 
 async fn look(client: &KubeClient, addresses: &Addresses) -> Result<()> {
     let pending = "fieldSelector=status.phase%3DPending";
-    let list = client.get(&format!("/api/v1/pods?{pending}&limit={PAGE}")).await?;
-    for pod in list["items"].as_array().context("a list without items")? {
-        let status = status(pod, addresses)?;
-        let text = |name: &str| pod["metadata"][name].as_str().unwrap_or_default().to_owned();
-        let (namespace, name) = (text("namespace"), text("name"));
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/status");
-        // It may have been deleted by now.
-        let _ = client.merge(&path, &json!({"status": status})).await;
-    }
+    let mut list = client.get(&format!("/api/v1/pods?{pending}&limit={PAGE}")).await?;
+    let Value::Array(pods) = list["items"].take() else { bail!("a list without items") };
+    let (client, addresses) = (client.clone(), addresses.clone());
+    super::at_once(pods.into_iter().map(move |pod| run(client.clone(), pod, addresses.clone())))
+        .await
+}
+
+async fn run(client: KubeClient, pod: Value, addresses: Addresses) -> Result<()> {
+    let status = status(&pod, &addresses)?;
+    let text = |name: &str| pod["metadata"][name].as_str().unwrap_or_default().to_owned();
+    let (namespace, name) = (text("namespace"), text("name"));
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/status");
+    // It may have been deleted by now.
+    let _ = client.merge(&path, &json!({"status": status})).await;
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
+use super::heads::Heads;
 use super::kubelet::Addresses;
 use crate::KubeClient;
 
@@ -38,13 +39,14 @@ impl SimulatedShims {
         let listener = listener.with_context(|| format!("port {PORT} is not free"))?;
         let asked = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&asked);
+        let heads = Heads::follow(client);
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (client, count) = (client.clone(), Arc::clone(&count));
+                let (heads, count) = (Arc::clone(&heads), Arc::clone(&count));
                 let addresses = addresses.clone();
                 tokio::spawn(async move {
                     // Whoever asks sees a closed connection, as with a shim that has nothing yet.
-                    if answer(&client, &addresses, stream).await.is_ok() {
+                    if answer(&heads, &addresses, stream).await.is_ok() {
                         count.fetch_add(1, Ordering::Relaxed);
                     }
                 });
@@ -70,12 +72,11 @@ impl Drop for SimulatedShims {
     }
 }
 
-async fn answer(client: &KubeClient, addresses: &Addresses, stream: TcpStream) -> Result<()> {
+async fn answer(heads: &Heads, addresses: &Addresses, stream: TcpStream) -> Result<()> {
     let IpAddr::V4(address) = stream.local_addr()?.ip() else { bail!("not an address of ours") };
     let namespace = addresses.namespace(address).context("no such pod")?;
-    let path = format!("/api/v1/namespaces/{namespace}/secrets/sidekey-shim");
-    let head = Head::read(&client.get(&path).await?)?;
-    let mut stream = TlsAcceptor::from(Arc::new(head.tls()?)).accept(stream).await?;
+    let shim = heads.shim(&namespace).context("it has no head yet")?;
+    let mut stream = shim.tls.accept(stream).await?;
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {
         let mut byte = [0; 1024];
@@ -85,8 +86,7 @@ async fn answer(client: &KubeClient, addresses: &Addresses, stream: TcpStream) -
         }
         request.extend(&byte[..read]);
     }
-    let body = head.status().to_string();
-    let length = body.len();
+    let (body, length) = (&shim.status, shim.status.len());
     let text = format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
          connection: close\r\n\r\n{body}"
@@ -94,6 +94,21 @@ async fn answer(client: &KubeClient, addresses: &Addresses, stream: TcpStream) -
     stream.write_all(text.as_bytes()).await?;
     stream.shutdown().await?;
     Ok(())
+}
+
+/// A shim that has loaded its head.
+pub(super) struct Shim {
+    tls: TlsAcceptor,
+    status: String,
+}
+
+impl Shim {
+    /// As it is once it has loaded this Secret.
+    pub(super) fn load(secret: &Value) -> Result<Self> {
+        let head = Head::read(secret)?;
+        let tls = TlsAcceptor::from(Arc::new(head.tls()?));
+        Ok(Self { tls, status: head.status().to_string() })
+    }
 }
 
 /// What a shim mounts.
@@ -137,7 +152,11 @@ impl Head {
 
     /// What `/status` says, in the shim's own words.
     fn status(&self) -> Value {
-        let revision = &self.config["revision"];
+        // In YAML it is a number, if nobody put it in quotes.
+        let revision = match &self.config["revision"] {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
         let time = "2026-01-01T00:00:00Z";
         let hash = |id: &Value| format!("sha256:simulated-{id}");
         let keys = self.config["keys"].as_array().cloned().unwrap_or_default();
@@ -170,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_simulated_shim_says_what_its_head_says() {
-        let config = json!({"revision": "7", "keys": [
+        let config = json!({"revision": 7, "keys": [
             {"id": 2, "role": "write", "fingerprint": "ab"}, {"id": 1, "role": "read"},
         ]});
         let data = json!({"config.yaml": STANDARD.encode(config.to_string())});

@@ -19,6 +19,7 @@ use serde_json::{Map, Value, json};
 
 use crate::operator::context::{Context, Options};
 use crate::operator::metrics::Metrics;
+use crate::operator::quiet::Quiet;
 
 #[derive(Default)]
 pub(super) struct World {
@@ -28,6 +29,8 @@ pub(super) struct World {
     pub(super) writes: Vec<String>,
     /// Events, as `reason note`.
     pub(super) events: Vec<String>,
+    /// How many requests came.
+    pub(super) requests: usize,
     /// Namespaces that are not there.
     pub(super) absent: Vec<String>,
     applied: BTreeMap<(String, String), Value>,
@@ -51,7 +54,8 @@ impl Fake {
         let client = Client::new(self.clone(), "default");
         let reporter = Reporter { controller: "sidekey".into(), instance: None };
         let recorder = Recorder::new(client.clone(), reporter);
-        Context { client, recorder, metrics: Metrics::default(), options: Options::default() }
+        let (metrics, options) = (Metrics::default(), Options::default());
+        Context { client, recorder, metrics, options, quiet: Quiet::default() }
     }
 
     pub(super) fn at(&self, path: &str) -> Option<Value> {
@@ -301,6 +305,7 @@ impl tower_service::Service<Request<Body>> for Fake {
             let kind = parts.headers.get("content-type").map(|kind| kind.to_str().unwrap());
             let (method, path) = (parts.method.as_str(), parts.uri.path());
             let query = parts.uri.query().unwrap_or_default();
+            fake.lock().requests += 1;
             let answer = fake.lock().answer(method, path, query, kind.unwrap_or_default(), body);
             let code = match answer["kind"] == "Status" {
                 true => u16::try_from(answer["code"].as_u64().unwrap()).unwrap(),

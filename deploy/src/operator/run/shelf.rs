@@ -1,8 +1,9 @@
 //! What the API server has of one kind, kept in memory: small, and shared by whoever asks.
 //!
 //! Of each object only what somebody reads is kept: neither the copy that kubectl leaves in an
-//! annotation nor, but for foreign objects that are managed, `managedFields`. Objects that are
-//! looked at rarely are kept as text, which takes a quarter of the space.
+//! annotation nor, but for foreign objects that are managed, `managedFields`. Foreign objects are
+//! looked at rarely and kept as text, which takes a quarter of the space; of their status only what
+//! is mirrored there, and of those that nobody has handed over nothing but their metadata.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use kube::runtime::watcher::Event;
+use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::operator::api::ANNOTATION_MANAGE;
@@ -100,7 +102,7 @@ impl Shelf {
         Self { form: Form::Whole, state: Arc::default() }
     }
 
-    /// For objects that only a pass looks at.
+    /// For foreign objects, which only a pass looks at.
     pub(crate) fn text() -> Self {
         Self { form: Form::Text, state: Arc::default() }
     }
@@ -184,6 +186,14 @@ impl Shelf {
         if !mirrored {
             object.metadata.managed_fields = None;
         }
+        match (self.form, mirrored, object.data.as_object_mut()) {
+            (Form::Text, true, Some(fields)) => {
+                let status = fields.get_mut("status").and_then(Value::as_object_mut);
+                status.into_iter().for_each(|status| status.retain(|name, _| is_mirrored(name)));
+            }
+            (Form::Text, false, Some(fields)) => fields.clear(),
+            _ => {}
+        }
         if let Some(annotations) = &mut object.metadata.annotations {
             annotations.remove(LAST_APPLIED);
         }
@@ -228,6 +238,11 @@ impl Item {
             Kept::Text(text) => serde_json::from_slice(text).ok().map(Arc::new),
         }
     }
+}
+
+/// Whether it is a field of the status of foreign objects that is read and written here.
+fn is_mirrored(field: &str) -> bool {
+    ["conditions", "secretEncryption"].contains(&field)
 }
 
 /// A hash of what somebody wants of an object: all but its status and its version.
@@ -289,7 +304,6 @@ mod tests {
             let kept = shelf.find(&name).unwrap();
             assert_eq!(kept.metadata.managed_fields, None);
             assert_eq!(kept.annotations().keys().collect::<Vec<_>>(), ["note"]);
-            assert_eq!(kept.data["status"]["revision"], 7);
             assert_eq!(kept.types.as_ref().unwrap().kind, "SecretEncryption");
         }
     }
@@ -301,6 +315,23 @@ mod tests {
         managed.annotations_mut().insert(ANNOTATION_MANAGE.into(), "true".into());
         shelf.take(Event::Apply(managed));
         assert!(shelf.all()[0].metadata.managed_fields.is_some());
+    }
+
+    #[test]
+    fn of_foreign_objects_only_what_a_pass_reads_is_kept() {
+        let kept = |shelf: Shelf, managed: bool| {
+            let mut object = object("a", 1, 7);
+            object.data["status"] = json!({"revision": 7, "conditions": [], "version": {}});
+            if managed {
+                object.annotations_mut().insert(ANNOTATION_MANAGE.into(), "true".into());
+            }
+            shelf.take(Event::Apply(object));
+            shelf.all()[0].data.clone()
+        };
+        let (spec, status) = (json!({"key": 1}), json!({"conditions": []}));
+        assert_eq!(kept(Shelf::text(), true), json!({"spec": spec, "status": status}));
+        assert_eq!(kept(Shelf::text(), false), json!({}), "it is not handed over");
+        assert_eq!(kept(Shelf::whole(), false)["status"]["revision"], 7, "this is our own");
     }
 
     #[test]

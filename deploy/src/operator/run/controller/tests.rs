@@ -54,7 +54,8 @@ impl Seen {
 
 impl Running {
     fn start(limit: usize, took: Duration) -> Self {
-        let (shelf, seen, metrics) = (Shelf::text(), Arc::new(Seen::default()), Metrics::default());
+        let (shelf, seen, metrics) =
+            (Shelf::whole(), Arc::new(Seen::default()), Metrics::default());
         let look: Look = {
             let seen = seen.clone();
             Arc::new(move |object| {

@@ -122,17 +122,35 @@ async fn pass_on(
     told: &Told,
 ) {
     while let Some(change) = changes.recv().await {
-        let origin = encryptions.find(&change.name).and_then(|object| origin(&object, kind));
-        if let Some(origin) = origin {
-            told.quiet.forget_front(&format!("{} {origin}", kind.label()));
-            // The receiver is gone only when nobody needs it any more.
-            let _ = told.ask.send(origin);
-        } else if change.what != What::Status {
-            // Nobody says any more what it was made from, if it was.
-            told.quiet.forget_fronts();
+        match concerned(encryptions.find(&change.name).as_deref(), change.what, kind) {
+            Concerned::One(origin) => {
+                told.quiet.forget_front(&format!("{} {origin}", kind.label()));
+                // The receiver is gone only when nobody needs it any more.
+                let _ = told.ask.send(origin);
+            }
+            Concerned::Anybody => told.quiet.forget_fronts(),
+            Concerned::Nobody => {}
         }
     }
     std::future::pending().await
+}
+
+/// Whom of a kind a change of a SecretEncryption concerns.
+#[derive(Debug, PartialEq, Eq)]
+enum Concerned {
+    One(Name),
+    /// It does not say any more what it was made from, if it was.
+    Anybody,
+    Nobody,
+}
+
+fn concerned(object: Option<&DynamicObject>, what: What, kind: Kind) -> Concerned {
+    let says = object.is_some_and(|object| object.annotations().contains_key(ANNOTATION_SOURCE));
+    match object.and_then(|object| origin(object, kind)) {
+        Some(origin) => Concerned::One(origin),
+        None if says || what == What::Status => Concerned::Nobody,
+        None => Concerned::Anybody,
+    }
 }
 
 /// What a SecretEncryption was made from, if that is of this kind.
@@ -168,6 +186,24 @@ mod tests {
         assert_eq!(of(hosted, Kind::ApiServer), None);
         assert_eq!(of("APIServer cluster", Kind::ApiServer).as_deref(), Some("cluster"));
         assert_eq!(of("", Kind::HostedCluster), None);
+    }
+
+    #[test]
+    fn one_that_is_gone_or_says_its_source_no_more_may_be_anybodys() {
+        let hosted = object("HostedCluster clusters/a", 1);
+        let mut own = hosted.clone();
+        own.metadata.annotations = None;
+        let of = |object: Option<&DynamicObject>, what| {
+            [Kind::HostedCluster, Kind::ApiServer].map(|kind| concerned(object, what, kind))
+        };
+        let name = Name { namespace: "clusters".into(), name: "a".into() };
+        for what in [What::Wish, What::Status] {
+            let expected = [Concerned::One(name.clone()), Concerned::Nobody];
+            assert_eq!(of(Some(&hosted), what), expected);
+        }
+        assert_eq!(of(Some(&own), What::Wish), [Concerned::Anybody, Concerned::Anybody]);
+        assert_eq!(of(Some(&own), What::Status), [Concerned::Nobody, Concerned::Nobody]);
+        assert_eq!(of(None, What::Gone), [Concerned::Anybody, Concerned::Anybody]);
     }
 
     #[tokio::test]

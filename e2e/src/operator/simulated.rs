@@ -5,12 +5,15 @@
 //! pods what a Job that succeeds says; and one shim for each control plane, which says by mutual
 //! TLS that it has loaded what is published. Nothing is encrypted.
 
+mod backup;
 mod heads;
 mod kubelet;
 mod shims;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -28,6 +31,7 @@ use crate::process::{Process, Spec};
 use crate::wait::{PATIENCE, eventually};
 use crate::{ControlPlane, KubeApiserver, KubeClient, binaries, golang};
 
+use backup::Backup;
 use kubelet::{Addresses, SimulatedKubelet};
 use shims::SimulatedShims;
 
@@ -120,6 +124,18 @@ impl Fleet {
         at_once((0..count).map(|number| add(self.server.client(), number))).await
     }
 
+    /// More of them, as a backup of the first one brings them to this cluster: already encrypted.
+    /// That one must be settled.
+    pub async fn restore(&self, numbers: Range<usize>) -> Result<()> {
+        let client = self.server.client();
+        let backup = Arc::new(Backup::take(&client).await?);
+        at_once(numbers.map(|number| {
+            let (client, backup) = (client.clone(), Arc::clone(&backup));
+            async move { backup.restore(&client, number).await }
+        }))
+        .await
+    }
+
     /// Waits until that many control planes are settled, one after the other: nothing is under way,
     /// and their data is under their key.
     pub async fn wait_settled(&mut self, count: usize, limit: Duration) -> Result<()> {
@@ -146,6 +162,11 @@ impl Fleet {
         Ok(requests(&metrics))
     }
 
+    /// How often anything was, all together.
+    pub async fn asked(&self) -> Result<f64> {
+        Ok(self.requests().await?.values().sum())
+    }
+
     /// How often a status of a shim was asked for.
     pub fn shims_asked(&self) -> u64 {
         self.shims.asked()
@@ -170,11 +191,16 @@ async fn add(client: KubeClient, number: usize) -> Result<()> {
     let place = format!("{CLUSTERS}-{name}");
     client.apply(&namespace(&place)).await?;
     client.apply(&deployment(&place)).await?;
-    let arn = format!("arn:aws:kms:us-east-1:123456789012:key/{number:012}");
-    let mut cluster = objects::hosted_cluster(&[&arn], &json!({}));
-    cluster["metadata"]["name"] = name.into();
-    client.apply(&cluster).await?;
+    client.apply(&cluster(number, number)).await?;
     Ok(())
+}
+
+/// A HostedCluster with the key of that number.
+fn cluster(number: usize, key: usize) -> Value {
+    let arn = format!("arn:aws:kms:us-east-1:123456789012:key/{key:012}");
+    let mut cluster = objects::hosted_cluster(&[&arn], &json!({}));
+    cluster["metadata"]["name"] = format!("c{number}").into();
+    cluster
 }
 
 /// Does all of it, some at a time.

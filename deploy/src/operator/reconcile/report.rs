@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 use kube::Resource;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::runtime::events::{Event, EventType};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::api;
 use super::super::context::Context;
 use super::super::status::{Condition, Status};
 use crate::Error;
 use crate::cluster::refused;
-use crate::model::{API_VERSION, KIND, names};
+use crate::model::names;
 
 /// Longer messages are cut: lists of replicas have no end.
 const MESSAGE: usize = 4000;
@@ -165,14 +165,14 @@ impl Report {
         let (name, namespace) = (&object.metadata.name, &object.metadata.namespace);
         let (name, namespace) =
             (name.as_deref().unwrap_or_default(), namespace.as_deref().unwrap_or_default());
-        let patch = json!({
-            "apiVersion": API_VERSION, "kind": KIND,
-            "metadata": {"name": name, "namespace": namespace},
-            "status": self.now,
-        });
+        // Not applied: what somebody else has written, as a backup does that brings a status back,
+        // would be his and stay.
+        let status = replacing(object.data.get("status"), json!(self.now));
+        let patch = json!({"status": status});
         let api = api::encryptions(&ctx.client, namespace);
-        let parameters = PatchParams::apply(names::FIELD_MANAGER).force();
-        match api.patch_status(name, &parameters, &Patch::Apply(&patch)).await {
+        let manager = Some(names::FIELD_MANAGER.to_owned());
+        let parameters = PatchParams { field_manager: manager, ..PatchParams::default() };
+        match api.patch_status(name, &parameters, &Patch::Merge(&patch)).await {
             Ok(_) => {}
             // It was deleted meanwhile.
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(true),
@@ -188,6 +188,20 @@ impl Report {
             }
         }
         Ok(true)
+    }
+}
+
+/// The merge patch that makes `after` of `before`: what is not in it any more is taken out.
+fn replacing(before: Option<&Value>, after: Value) -> Value {
+    match (before, after) {
+        (Some(Value::Object(before)), Value::Object(mut after)) => {
+            for (name, old) in before {
+                let new = after.remove(name).map_or(Value::Null, |new| replacing(Some(old), new));
+                after.insert(name.clone(), new);
+            }
+            Value::Object(after)
+        }
+        (_, after) => after,
     }
 }
 
@@ -207,5 +221,30 @@ pub(super) fn cut(text: String, limit: usize) -> String {
     match text.char_indices().nth(limit) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_somebody_else_has_written_into_a_status_stays() {
+        let before = json!({
+            "moved": {"since": "x"}, "replicas": [{"name": "of a backup"}], "revision": 2,
+            "activeKey": {"id": 1, "note": "strange"},
+        });
+        let after = json!({
+            "replicas": [{"name": "a"}, {"name": "b"}], "revision": 2, "activeKey": {"id": 1},
+            "rotation": {"stage": "Preflight"},
+        });
+        let patch = replacing(Some(&before), after.clone());
+        let expected = json!({
+            "moved": null, "replicas": [{"name": "a"}, {"name": "b"}], "revision": 2,
+            "activeKey": {"id": 1, "note": null}, "rotation": {"stage": "Preflight"},
+        });
+        assert_eq!(patch, expected);
+        assert_eq!(replacing(None, after.clone()), after);
+        assert_eq!(replacing(Some(&json!(null)), after.clone()), after);
     }
 }

@@ -211,3 +211,24 @@ fn a_token_is_hypershifts_where_nothing_else_is_said_and_its_mistakes_are_named(
     }
     assert_eq!(paths(&with("[{type: aws}, {type: aws}]")), ["spec.tokens[1].type"]);
 }
+
+#[test]
+fn a_token_stays_as_long_as_keys_that_nobody_names_any_more_need_it() {
+    let of = |spec: Value| {
+        let metadata = json!({"name": "a", "namespace": "clusters-a"});
+        let document = json!({
+            "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec,
+        });
+        SecretEncryption::from_document(&document).unwrap()
+    };
+    let key = |id: u64, vendor: &str| json!({"id": id, "type": vendor, "role": "write", "kek": {"key": "k"}});
+    let known = [Token::of("aws")];
+    let vault = of(json!({"keys": [key(2, "vault")]}));
+    assert_eq!(kept_tokens(&vault, ["aws", "vault"], &known), known, "a key of aws is loaded");
+    assert_eq!(kept_tokens(&vault, ["vault"], &known), [], "none is any more");
+    // Whoever still names keys of the vendor has meant it.
+    let aws = of(json!({"keys": [key(1, "aws")]}));
+    assert_eq!(kept_tokens(&aws, ["aws"], &known), []);
+    let own = of(json!({"keys": [key(2, "vault")], "tokens": [{"type": "aws", "audience": "x"}]}));
+    assert_eq!(kept_tokens(&own, ["aws", "vault"], &known), []);
+}

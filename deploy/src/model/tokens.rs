@@ -2,15 +2,16 @@
 //!
 //! The defaults are those of HyperShift's token minter.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sidekey_core::config::{Problems, parse_duration};
 
-use super::names;
 use super::parse::is_label;
 use super::raw::{RawAccount, RawSpec, RawToken};
+use super::{SecretEncryption, names};
 
 /// What the API server makes a token's life to at least.
 const SHORTEST: u64 = 600;
@@ -20,7 +21,7 @@ const MAX_PATH: usize = 512;
 const MAX_AUDIENCE: usize = 1024;
 
 /// A token that a vendor's provider reads, minted beside it by the API server that it serves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Token {
     /// Whose provider reads it: the type of keys.
@@ -37,7 +38,7 @@ pub struct Token {
 }
 
 /// A service account of the control plane.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
     /// Its namespace there.
     pub namespace: String,
@@ -70,6 +71,22 @@ impl Token {
     pub fn directory(&self) -> &str {
         self.file.rsplit_once('/').map_or("", |(directory, _)| directory)
     }
+}
+
+/// Which of the `known` tokens a document must keep: those of vendors of which it names no key any
+/// more, though some are `loaded`. Without them what those keys wrapped could not be read.
+pub fn kept_tokens<'a>(
+    wanted: &SecretEncryption,
+    loaded: impl IntoIterator<Item = &'a str>,
+    known: &[Token],
+) -> Vec<Token> {
+    let loaded: BTreeSet<&str> = loaded.into_iter().collect();
+    let named: BTreeSet<&str> = wanted.vendors().into_iter().collect();
+    let needed = |token: &&Token| {
+        let vendor = token.vendor.as_str();
+        loaded.contains(vendor) && !named.contains(vendor) && wanted.token(vendor).is_none()
+    };
+    known.iter().filter(needed).cloned().collect()
 }
 
 pub(super) fn tokens(raw: &RawSpec, problems: &mut Problems) -> Vec<Token> {

@@ -40,7 +40,9 @@ use super::context::Context;
 use super::pki::{self, Pki};
 use super::{api, fronts, proxy, roll};
 use crate::fleet::{Fleet, Observation, Pods, Replica};
-use crate::model::{API_VERSION, Injection, KIND, Key, Placement, SecretEncryption, names};
+use crate::model::{
+    API_VERSION, Injection, KIND, Key, Placement, SecretEncryption, kept_tokens, names,
+};
 use crate::publish::{self, Live, Options, Target};
 use crate::render::{Phase, ResolvedFiles, render};
 use crate::rotate::{Kept, State, Store};
@@ -248,6 +250,8 @@ impl<'a> Pass<'a> {
         let retained = before.map(|key| key.id).collect();
         let known = Known { files: &files, retained: &retained };
         let mut made = draft(&self.wanted, &self.live, stand, known)?;
+        let kept = kept_tokens(&self.wanted, made.document.vendors(), &self.report.now.tokens);
+        made.document.spec.tokens.extend(kept);
         if made.document.spec.placement == Placement::Proxy && self.may_lead(&made).await? {
             proxy::lead(&mut made.document);
         }
@@ -267,6 +271,7 @@ impl<'a> Pass<'a> {
         }
         self.report.now.revision = Some(revision);
         self.report.now.keys = outlook::keys(&made);
+        self.report.now.tokens = outlook::tokens(&made);
         Ok(Published { draft: made, revision })
     }
 

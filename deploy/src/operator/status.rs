@@ -6,6 +6,7 @@
 use kube::api::DynamicObject;
 use serde::{Deserialize, Serialize};
 
+use crate::model::Token;
 use crate::operator::schedule::Version;
 use crate::rotate::{Past, Stage, Turn};
 
@@ -36,6 +37,10 @@ pub struct Status {
     /// Every key that is loaded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<KeyState>,
+    /// Tokens that are minted beside providers. One of which the spec knows nothing any more stays as
+    /// long as keys that need it do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<Token>,
     /// Keys that nothing stored needs any more; backups may.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub retired: Vec<Retired>,

@@ -112,7 +112,7 @@ async fn attempt(order: &Order, pace: Pace) -> Result<Written, Failure> {
 /// Until most of the token's life is over, or somebody has changed a file: another kubeconfig may
 /// be that of another API server, and a token that is gone is missed.
 async fn until_due(order: &Order, pace: Pace, written: &Written, seen: &Option<Vec<u8>>) {
-    let wait = sidekey_core::jitter(written.life * RENEWED_AT / 100).min(written.life * 9 / 10);
+    let wait = due(written.life, pace);
     // A machine that slept has a clock that went on, and another that did not.
     let (due, date) = (Instant::now() + wait, SystemTime::now() + wait);
     while Instant::now() < due && SystemTime::now() < date {
@@ -122,6 +122,13 @@ async fn until_due(order: &Order, pace: Pace, written: &Written, seen: &Option<V
             return;
         }
     }
+}
+
+/// How long a token of this life is kept. A clock that is wrong can make it seem at its end: it is
+/// not asked for the next one without end.
+pub(super) fn due(life: Duration, pace: Pace) -> Duration {
+    let wait = sidekey_core::jitter(life * RENEWED_AT / 100).min(life * 9 / 10);
+    wait.max(pace.longest)
 }
 
 /// What makes a kubeconfig another one, by its content: kubelet swaps links.

@@ -103,6 +103,7 @@ fn full_status() -> Status {
             fingerprint: "abcdabcd".into(),
             retained: true,
         }],
+        tokens: vec![crate::model::Token::of("aws")],
         retired: vec![Retired {
             id: "1".into(),
             vendor: "aws".into(),

@@ -30,6 +30,8 @@ const DRAIN: &str = "10s";
 const GRACE_SECONDS: u64 = 60;
 /// A provider that has just started logs in first.
 const MIN_READY_SECONDS: u64 = 2;
+/// One that logs in with a token waits for that first, and who mints it may have to ask again.
+const MIN_READY_WITH_TOKENS: u64 = 20;
 /// What these pods share with those of kube-apiserver: where they may run, how much they matter,
 /// and how their images are got.
 const FOLLOWED: [&str; 3] = ["priorityClassName", "tolerations", "imagePullSecrets"];
@@ -162,10 +164,12 @@ impl<'a> Pattern<'a> {
     }
 
     pub(super) fn deployment(&self) -> Value {
+        let minted = self.encryption.vendors().into_iter().any(|name| self.minter(name).is_some());
+        let ready = if minted { MIN_READY_WITH_TOKENS } else { MIN_READY_SECONDS };
         let spec = json!({
             "replicas": REPLICAS,
             "revisionHistoryLimit": 2,
-            "minReadySeconds": MIN_READY_SECONDS,
+            "minReadySeconds": ready,
             "selector": {"matchLabels": selector()},
             "strategy": {
                 "type": "RollingUpdate",

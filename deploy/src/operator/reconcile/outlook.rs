@@ -6,7 +6,7 @@ use super::super::status::{HealthReport, KeyState, ReplicaState};
 use super::draft::{Draft, Retained};
 use super::report::{Report, Subject, cut};
 use crate::fleet::{Observation, ShimReport};
-use crate::model::{KeyNumber, SecretEncryption};
+use crate::model::{KeyNumber, SecretEncryption, Token};
 use sidekey_core::sha256;
 
 /// As long as OpenShift lets a report say what is wrong.
@@ -177,10 +177,17 @@ fn detail(text: String) -> String {
     cut(text, DETAIL - 1)
 }
 
+/// The tokens that are minted for keys that are loaded.
+pub(super) fn tokens(draft: &Draft) -> Vec<Token> {
+    let vendors = draft.document.vendors();
+    let all = draft.document.spec.tokens.iter();
+    all.filter(|token| vendors.contains(&token.vendor.as_str())).cloned().collect()
+}
+
 /// Between two looks at something that has just begun.
 const SOON: Duration = Duration::from_secs(2);
 /// Between two looks at something that takes its time.
-const LATER: Duration = Duration::from_secs(10);
+const LATER: Duration = Duration::from_secs(5);
 
 /// Between two looks at something that is under way for so long: a look costs some twenty
 /// requests, and what takes minutes is not done sooner by being looked at every other second.

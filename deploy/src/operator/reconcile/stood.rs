@@ -6,19 +6,23 @@
 //! vendor and a key that fails are seen. All but the shims' answers takes two requests, one more
 //! for each object that is referred to and not ours, and one where there are proxies.
 //!
+//! Where the webhook puts sidecars in, the labels of the namespace are one more: without its own the
+//! next pod would come without them.
+//!
 //! Not looked at are what shows in these soon after: a pod template that somebody changes (its
-//! pods are other ones then), the label of the namespace (the same), and the state of a rotation
-//! that `sidekey rotate` begins beside the operator (it publishes). The rest is time: certificates
+//! pods are other ones then), and the state of a rotation that `sidekey rotate` begins beside the
+//! operator (it publishes). The rest is time: certificates
 //! and versions of keys come of age over days, and the whole pass comes within minutes.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use kube::api::{Api, DynamicObject, GetParams, ListParams};
 use kube::core::PartialObjectMeta;
-use kube::{Resource, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
 use rustls::ClientConfig;
 use serde::de::DeserializeOwned;
 use sidekey_core::sha256;
@@ -29,7 +33,7 @@ use super::{outlook, pods, proxy, read};
 use crate::Error;
 use crate::cluster::refused;
 use crate::fleet::{Fleet, Observation, Replica};
-use crate::model::{FileSource, Placement, SecretEncryption, names};
+use crate::model::{FileSource, Injection, Placement, SecretEncryption, names};
 
 /// What a whole pass that found nothing to do stood on.
 pub struct Stood {
@@ -126,17 +130,20 @@ async fn versions(wanted: &SecretEncryption, ctx: &Context) -> Result<Versions, 
     if wanted.spec.placement == Placement::Proxy {
         list.add(&pods, &proxy::selector()).await?;
     }
-    let mut others = Vec::new();
+    if plane.injection == Injection::Webhook {
+        // Without its label the next pod would come without sidecars.
+        list.add_labels(&ctx.client, namespace).await?;
+    }
+    let mut others = BTreeSet::new();
     for source in wanted.sources() {
         match source {
             FileSource::Secret(object) if !ours.contains(&object.name) => {
-                others.push((true, object.name.as_str()));
+                others.insert((true, object.name.as_str()));
             }
-            FileSource::ConfigMap(object) => others.push((false, object.name.as_str())),
+            FileSource::ConfigMap(object) => drop(others.insert((false, object.name.as_str()))),
             _ => {}
         }
     }
-    others.dedup();
     for (secret, name) in others {
         match secret {
             true => list.add_one(&secrets, name).await?,
@@ -166,6 +173,17 @@ impl List {
             self.note::<K>(&object.name_any(), Some(object));
         }
         Ok(found.iter().map(ResourceExt::name_any).collect())
+    }
+
+    /// The labels of a namespace; the rest of it is nobody's business here.
+    async fn add_labels(&mut self, client: &Client, namespace: &str) -> Result<(), Error> {
+        let api: Api<Namespace> = Api::all(client.clone());
+        let found = api.get_metadata_opt_with(namespace, &GetParams::any()).await;
+        let what = || format!("cannot read namespace {namespace}");
+        let found = found.map_err(|error| refused(what(), error))?;
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.0, "{:?}", found.as_ref().map(ResourceExt::labels));
+        Ok(())
     }
 
     async fn add_one<K>(&mut self, api: &Api<K>, name: &str) -> Result<(), Error>

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::Error;
 use crate::inject::{self, Profile, Sidecars, Wanted};
-use crate::model::{EXTERNAL, Injection, Placement, SecretEncryption};
+use crate::model::{EXTERNAL, Injection, Placement, SecretEncryption, kept_tokens};
 use crate::operator::context::Options;
 use crate::operator::status::Status;
 
@@ -131,6 +131,9 @@ fn wanted(
     if encryption.spec.keys.is_empty() && status.keys.is_empty() {
         return Ok(None);
     }
+    let loaded = status.keys.iter().map(|key| key.vendor.as_str());
+    let kept = kept_tokens(&encryption, loaded, &status.tokens);
+    encryption.spec.tokens.extend(kept);
     let mut sidecars = inject::sidecars(&encryption, Profile::Sidekey)
         .map_err(|problems| unreadable().because(problems))?;
     if let Sidecars::Sidekey { vendors, .. } = &mut sidecars

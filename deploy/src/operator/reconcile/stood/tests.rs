@@ -127,7 +127,7 @@ async fn where_nothing_changes_a_look_takes_two_requests_and_one_for_each_that_i
     }
     let world = World::new(true).await;
     assert_eq!(world.look().await, 4);
-    assert_eq!(world.fake.lock().reads, [SECRETS, PODS, BUNDLE, MAP]);
+    assert_eq!(world.fake.lock().reads, [SECRETS, PODS, MAP, BUNDLE]);
     assert!(world.fake.written().is_empty());
 }
 
@@ -166,6 +166,24 @@ async fn whatever_is_another_one_leads_to_a_whole_pass() {
         assert!(world.look().await > 8, "{what}: {:?}", world.fake.lock().reads);
         world.settle().await;
         assert_eq!(world.look().await, 4, "{what}: and then it is quiet again");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_label_that_brings_sidecars_in_is_looked_at_where_it_counts() {
+    let world = World::new(false).await;
+    let mut object: DynamicObject = serde_json::from_value(world.object.clone()).unwrap();
+    let label = |labels: Value| {
+        let metadata = json!({"name": "clusters-a", "labels": labels});
+        world.fake.put("/api/v1/namespaces/clusters-a", json!({"metadata": metadata}));
+    };
+    for (injection, counts) in [("Webhook", true), ("Template", false)] {
+        object.data["spec"]["controlPlane"] = json!({"injection": injection});
+        label(json!({"sidekey.dev/inject": "enabled"}));
+        let before = note(&object, &world.ctx).await.unwrap();
+        assert_eq!(note(&object, &world.ctx).await.unwrap(), before);
+        label(json!({}));
+        assert_eq!(note(&object, &world.ctx).await.unwrap() != before, counts, "{injection}");
     }
 }
 

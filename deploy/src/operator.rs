@@ -26,6 +26,7 @@ pub mod page;
 pub mod pki;
 pub mod proxy;
 pub mod quiet;
+mod reason;
 pub mod reconcile;
 pub mod roll;
 pub mod run;

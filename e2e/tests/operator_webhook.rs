@@ -73,7 +73,7 @@ async fn sidecars_come_in_whoever_owns_the_template() {
 
     scene.it_is_encrypted_and_the_template_is_the_owners(&load).await.unwrap();
     scene.a_rotation_changes_no_pod(&load).await.unwrap();
-    scene.the_owner_rolls_out_and_the_sidecars_are_in(&load).await.unwrap();
+    scene.the_owner_rolls_out_and_the_sidecars_are_in("one", &load).await.unwrap();
     scene.without_the_operator_no_pod_is_made_and_those_that_run_go_on(&load).await.unwrap();
     scene.a_lost_certificate_is_replaced(&load).await.unwrap();
     let report = load.stop().await.unwrap().without_failures().unwrap();
@@ -99,6 +99,17 @@ impl Scene {
             }
         }
         Ok(pods)
+    }
+
+    /// Waits until none of these is left, and those in their place are whole.
+    async fn wait_other_pods(&self, before: &[Pod]) -> Result<()> {
+        eventually("other pods run, and are whole", LONG_PATIENCE, async || {
+            let now = self.whole_pods().await?;
+            let old = now.iter().find(|pod| before.iter().any(|old| old.uid == pod.uid));
+            ensure!(old.is_none(), "{:?}", old.map(Pod::summary));
+            Ok(())
+        })
+        .await
     }
 
     async fn template_is_bare(&self) -> Result<()> {
@@ -134,16 +145,14 @@ impl Scene {
         self.managed.hosted.nothing_has_restarted(&pods).await
     }
 
-    async fn the_owner_rolls_out_and_the_sidecars_are_in(&self, load: &Load) -> Result<()> {
+    async fn the_owner_rolls_out_and_the_sidecars_are_in(
+        &self,
+        mark: &str,
+        load: &Load,
+    ) -> Result<()> {
         let before = self.whole_pods().await?;
-        self.roll("one").await?;
-        eventually("other pods run, and are whole", LONG_PATIENCE, async || {
-            let now = self.whole_pods().await?;
-            let old = now.iter().find(|pod| before.iter().any(|old| old.uid == pod.uid));
-            ensure!(old.is_none(), "{:?}", old.map(Pod::summary));
-            Ok(())
-        })
-        .await?;
+        self.roll(mark).await?;
+        self.wait_other_pods(&before).await?;
         self.template_is_bare().await?;
         load.more(BETWEEN_STEPS).await
     }
@@ -177,13 +186,7 @@ impl Scene {
         hosted.nothing_has_restarted(&before).await?;
         managed.scale_operator(2).await?;
         managed.wait_operator().await?;
-        eventually("the roll-out ends", LONG_PATIENCE, async || {
-            let now = self.whole_pods().await?;
-            let old = now.iter().find(|pod| before.iter().any(|old| old.uid == pod.uid));
-            ensure!(old.is_none(), "{:?}", old.map(Pod::summary));
-            Ok(())
-        })
-        .await?;
+        self.wait_other_pods(&before).await?;
         load.more(BETWEEN_STEPS).await
     }
 
@@ -199,19 +202,6 @@ impl Scene {
         })
         .await
         .with_context(|| managed.operator_tail())?;
-        self.the_owner_rolls_out_once_more(load).await
-    }
-
-    async fn the_owner_rolls_out_once_more(&self, load: &Load) -> Result<()> {
-        let before = self.whole_pods().await?;
-        self.roll("three").await?;
-        eventually("pods are made", LONG_PATIENCE, async || {
-            let now = self.whole_pods().await?;
-            let old = now.iter().find(|pod| before.iter().any(|old| old.uid == pod.uid));
-            ensure!(old.is_none(), "{:?}", old.map(Pod::summary));
-            Ok(())
-        })
-        .await?;
-        load.more(BETWEEN_STEPS).await
+        self.the_owner_rolls_out_and_the_sidecars_are_in("three", load).await
     }
 }

@@ -5,12 +5,11 @@
 
 use serde_json::{Value, json};
 
+use crate::model::names::KUBECONFIG;
 use crate::model::{ObjectKey, Token};
 
 /// Before the vendor in the name of a minter's container.
 pub(crate) const PREFIX: &str = "sidekey-token-";
-/// Where it finds its kubeconfig.
-const KUBECONFIG: &str = "/etc/sidekey-kubeconfig";
 
 /// A token, and how who mints it reaches the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]

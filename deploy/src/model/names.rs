@@ -15,6 +15,8 @@ pub const REVISION_FILE: &str = "revision.json";
 pub const REVISION_PREFIX: &str = "sidekey-revision-";
 /// Where heads are mounted in sidecars.
 pub const MOUNT: &str = "/etc/sidekey";
+/// Where containers that ask the control plane's API find the directory of its kubeconfig.
+pub const KUBECONFIG: &str = "/etc/sidekey-kubeconfig";
 /// Where sockets are in pods.
 pub const SOCKETS: &str = "/var/run/kmsplugin";
 /// Where kube-apiserver finds the shim.

@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
+use super::super::reason;
 use super::ledger::Ledger;
 use super::owners::{Owners, Step};
 use super::{Fault, Front};
@@ -185,9 +186,9 @@ fn up_to_date(status: &Status) -> Option<(&'static str, &'static str)> {
         return status.encrypted_under.as_ref().map(|_| ("True", "ReEncryptionCompleted"));
     };
     Some(match rotation.stage {
-        Stage::Preflight | Stage::ReadOnlyDeploy => ("False", "ReadOnlyRolloutInProgress"),
-        Stage::WritePromote => ("False", "WritePromotionInProgress"),
-        Stage::Migrating => ("False", "ReEncryptionInProgress"),
+        Stage::Preflight | Stage::ReadOnlyDeploy => ("False", reason::READ_ONLY),
+        Stage::WritePromote => ("False", reason::PROMOTION),
+        Stage::Migrating => ("False", reason::RE_ENCRYPTION),
         Stage::Completed => ("True", "ReEncryptionCompleted"),
         Stage::Interrupted => return None,
     })

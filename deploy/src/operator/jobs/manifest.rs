@@ -27,7 +27,6 @@ pub(super) const TOKEN: &str = "token";
 const ANSWER: &str = "/dev/termination-log";
 /// Where the pod keeps what a container that is started again goes on from.
 const STATE: &str = "/var/lib/sidekey";
-const KUBECONFIG: &str = "/etc/sidekey-kubeconfig";
 const ETCD: &str = "/etc/sidekey-etcd";
 const CANARY_FILE: &str = "canary.json";
 /// How long a token is tried for: the API server is there, or the Job can do nothing.
@@ -215,7 +214,7 @@ fn gate(encryption: &SecretEncryption, task: &GateTask) -> Result<Work, Error> {
     })?;
     let resources: Vec<String> = selection.patterns.iter().map(ToString::to_string).collect();
     let mut work = Work::new(["migrate", "--ignore-missing"]);
-    work.arg(format!("--kubeconfig={KUBECONFIG}/kubeconfig"));
+    work.arg(format!("--kubeconfig={}/kubeconfig", names::KUBECONFIG));
     work.arg(format!("--resources={}", resources.join(",")));
     for server in &task.servers {
         work.arg(format!("--server={server}"));
@@ -232,7 +231,7 @@ fn gate(encryption: &SecretEncryption, task: &GateTask) -> Result<Work, Error> {
     work.arg(format!("--wait={}s", task.wait.as_secs()));
     let ObjectKey { name, key } = &encryption.spec.control_plane.kubeconfig;
     let source = json!({"secretName": name, "items": [{"key": key, "path": "kubeconfig"}]});
-    work.mount("kubeconfig", KUBECONFIG, ("secret", source));
+    work.mount("kubeconfig", names::KUBECONFIG, ("secret", source));
     Ok(work)
 }
 

@@ -2,20 +2,9 @@
 
 use super::Plane;
 use super::html::{Mood, Safe, badge, code, document, table};
+use crate::operator::reason::ON_THE_WAY;
 use crate::operator::status::{Condition, Status};
 use crate::rotate::Turn;
-
-/// Why something is not so yet, though nobody need do anything about it.
-const ON_THE_WAY: [&str; 8] = [
-    "Publishing",
-    "ReEncryptionInProgress",
-    "ReEncryptionWaitingForKASConvergence",
-    "ReadOnlyRolloutInProgress",
-    "RollOutInProgress",
-    "RotationInProgress",
-    "RotationUnderWay",
-    "WritePromotionInProgress",
-];
 
 /// The page; `all`: there are no others that somebody else may see.
 pub(super) fn render(planes: &[Plane], all: bool, synced: bool) -> String {

@@ -8,6 +8,7 @@ use kube::api::{Api, DeleteParams};
 use sidekey_core::config::parse_duration;
 use sidekey_core::{hex, sha256};
 
+use super::super::reason;
 use super::draft::{Retained, Stand};
 use super::outlook::pace;
 use super::report::{Subject, age, now};
@@ -41,14 +42,14 @@ impl Pass<'_> {
         let missing = self.place(&published).await?;
         let Asked { seen, replicas, tls } = self.observe(&published).await?;
         if !missing.is_empty() {
-            return Ok(self.unsettled("RollOutInProgress", missing));
+            return Ok(self.unsettled(reason::ROLL_OUT, missing));
         }
         let late = match published.draft.document.spec.keys.is_empty() {
             true => Vec::new(),
             false => seen.all_loaded(published.revision).err().unwrap_or_default(),
         };
         if !late.is_empty() {
-            return Ok(self.unsettled("Publishing", late));
+            return Ok(self.unsettled(reason::PUBLISHING, late));
         }
         if self.wanted.spec.placement != Placement::Proxy {
             proxy::remove(self.ctx, &self.wanted).await?;
@@ -195,8 +196,7 @@ impl Pass<'_> {
         let text = format!("the key_id is {announced} since {}", moved.since);
         let convergence = parse_duration(&self.wanted.spec.convergence).unwrap_or_default();
         if age(&moved.since).is_none_or(|age| age < convergence) {
-            let reason = "ReEncryptionWaitingForKASConvergence";
-            self.report.set(Subject::UpToDate, Some(false), reason, text);
+            self.report.set(Subject::UpToDate, Some(false), reason::CONVERGENCE, text);
             return Ok(Some(PAUSE.min(convergence)));
         }
         let mut gate = self.gate(published, Some(announced.clone())).await?;
@@ -213,7 +213,7 @@ impl Pass<'_> {
                 let text =
                     progress.map_or_else(|| text.clone(), |progress| format!("{text}: {progress}"));
                 if self.report.said(Subject::UpToDate) != Some("ReEncryptionFailed") {
-                    self.report.set(Subject::UpToDate, Some(false), "ReEncryptionInProgress", text);
+                    self.report.set(Subject::UpToDate, Some(false), reason::RE_ENCRYPTION, text);
                 }
             }
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::super::reason;
 use super::draft::Stand;
 use super::outlook::{pace, refusals};
 use super::report::{Subject, age, now};
@@ -22,17 +23,6 @@ const REFUSED: Duration = Duration::from_secs(90);
 const REST: Duration = Duration::from_secs(300);
 /// How long a Job waits for kube-apiservers, which look for a new file once a minute.
 const GATE: Duration = Duration::from_secs(600);
-
-/// Pods are not as they should be yet.
-const ROLL_OUT: &str = "RollOutInProgress";
-/// Not every replica reads with the new key yet.
-const READ_ONLY: &str = "ReadOnlyRolloutInProgress";
-/// Not every replica has heard that it writes with the new key.
-const PROMOTION: &str = "WritePromotionInProgress";
-/// Not every shim announces the same key yet.
-const CONVERGENCE: &str = "ReEncryptionWaitingForKASConvergence";
-/// What is waited for, and over when the next step begins.
-pub(super) const WAITS: [&str; 4] = [ROLL_OUT, READ_ONLY, PROMOTION, CONVERGENCE];
 
 impl Pass<'_> {
     /// Begins a rotation. Nothing of it is published yet.
@@ -82,7 +72,7 @@ impl Pass<'_> {
         let wanted = Writes::wanted(&self.wanted).turn(&self.wanted);
         if wanted != state.to {
             let text = format!("{} was promoted and is finished first", say(&state.to));
-            self.report.set(Subject::Configured, Some(false), "RotationUnderWay", text);
+            self.report.set(Subject::Configured, Some(false), reason::OTHER_ROTATION, text);
         }
         match state.next() {
             Step::Preflight => self.prove(state).await,
@@ -140,7 +130,7 @@ impl Pass<'_> {
         }
         let missing = self.place(&published).await?;
         if !missing.is_empty() {
-            return self.wait(&state, ROLL_OUT, missing);
+            return self.wait(&state, reason::ROLL_OUT, missing);
         }
         let seen = self.observe(&published).await?.seen;
         if !published.draft.document.spec.keys.is_empty() {
@@ -170,7 +160,7 @@ impl Pass<'_> {
     ) -> Result<Duration, Halt> {
         let refused = refusals(seen, revision);
         if refused.is_empty() {
-            return self.wait(&state, READ_ONLY, missing);
+            return self.wait(&state, reason::READ_ONLY, missing);
         }
         let known = self.report.since(Subject::Configured, "HeadRefused");
         let text = refused.join("; ");
@@ -193,7 +183,7 @@ impl Pass<'_> {
         }
         let missing = self.place(&published).await?;
         if !missing.is_empty() {
-            return self.wait(&state, ROLL_OUT, missing);
+            return self.wait(&state, reason::ROLL_OUT, missing);
         }
         let seen = self.observe(&published).await?.seen;
         let missing = match Writes::of_turn(&state.to) {
@@ -204,7 +194,7 @@ impl Pass<'_> {
             _ => Vec::new(),
         };
         if !missing.is_empty() {
-            return self.wait(&state, PROMOTION, missing);
+            return self.wait(&state, reason::PROMOTION, missing);
         }
         self.done(state, Step::AwaitWriters).await
     }
@@ -215,7 +205,7 @@ impl Pass<'_> {
         let published = self.publish(&stand, BTreeSet::new()).await?;
         let missing = self.place(&published).await?;
         if !missing.is_empty() {
-            return self.wait(&state, ROLL_OUT, missing);
+            return self.wait(&state, reason::ROLL_OUT, missing);
         }
         let seen = self.observe(&published).await?.seen;
         let mut hash = None;
@@ -223,7 +213,7 @@ impl Pass<'_> {
             match seen.announced() {
                 Ok(announced) => hash = Some(announced),
                 Err(missing) => {
-                    return self.wait(&state, CONVERGENCE, missing);
+                    return self.wait(&state, reason::CONVERGENCE, missing);
                 }
             }
         }
@@ -299,7 +289,7 @@ impl Pass<'_> {
     /// What was waited for is there.
     pub(super) fn goes_on(&mut self, state: &State) {
         let text = format!("from {} to {}", say(&state.from), say(&state.to));
-        self.report.set(Subject::Configured, Some(false), "RotationInProgress", text);
+        self.report.set(Subject::Configured, Some(false), reason::ROTATION, text);
     }
 
     fn wait(
@@ -330,9 +320,9 @@ impl Pass<'_> {
         let text = format!("from {} to {}", say(&state.from), say(&state.to));
         self.report.set(Subject::Rotating, Some(!over), state.stage.label(), text.clone());
         let (reason, fine) = match state.stage {
-            Stage::Preflight | Stage::ReadOnlyDeploy => (READ_ONLY, false),
-            Stage::WritePromote => (PROMOTION, false),
-            Stage::Migrating => ("ReEncryptionInProgress", false),
+            Stage::Preflight | Stage::ReadOnlyDeploy => (reason::READ_ONLY, false),
+            Stage::WritePromote => (reason::PROMOTION, false),
+            Stage::Migrating => (reason::RE_ENCRYPTION, false),
             Stage::Completed => ("ReEncryptionCompleted", true),
             Stage::Interrupted => return,
         };

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::super::reason::WAITS;
 use super::report::Subject;
-use super::steps::WAITS;
 use super::{Halt, Pass};
 use crate::operator::jobs::{self, Found, Task};
 use crate::rotate::State;

@@ -1,7 +1,9 @@
 //! The cluster that tests run pods on: a real node, and nothing left of it.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -287,31 +289,36 @@ async fn be_the_victim() {
 }
 
 /// What finds everything of one cluster on this host, while it runs and after.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 struct Traces {
     scratch: String,
-    namespace: String,
+    machine: u32,
+    /// The machine's process namespace, held open: the kernel gives the number
+    /// of one that is gone to the next, which may be a container's of another cluster.
+    namespace: File,
     address: String,
 }
 
 impl Traces {
     fn of(cluster: &Cluster) -> Self {
         let machine = cluster.ground().machine();
-        let namespace = std::fs::read_link(format!("/proc/{}/ns/pid", machine.pid())).unwrap();
-        Self {
-            scratch: cluster.ground().plane().scratch.path().display().to_string(),
-            namespace: namespace.display().to_string(),
-            address: machine.addresses().host().to_string(),
-        }
+        let scratch = cluster.ground().plane().scratch.path().display().to_string();
+        Self::new(scratch, machine.pid(), machine.addresses().host().to_string()).unwrap()
+    }
+
+    fn new(scratch: String, machine: u32, address: String) -> Result<Self> {
+        let namespace = File::open(format!("/proc/{machine}/ns/pid"))?;
+        Ok(Self { scratch, machine, namespace, address })
     }
 
     fn to_line(&self) -> String {
-        format!("{} {} {}", self.scratch, self.namespace, self.address)
+        format!("{} {} {}", self.scratch, self.machine, self.address)
     }
 
     fn parse(line: &str) -> Option<Self> {
         let mut parts = line.split(' ').map(str::to_owned);
-        Some(Self { scratch: parts.next()?, namespace: parts.next()?, address: parts.next()? })
+        let (scratch, machine) = (parts.next()?, parts.next()?.parse().ok()?);
+        Self::new(scratch, machine, parts.next()?).ok()
     }
 
     /// Whatever is there of it: processes, mounts, links, control groups, rules, files.
@@ -342,14 +349,15 @@ impl Traces {
     fn processes(&self) -> Vec<String> {
         let group = Path::new(&self.scratch).file_name().unwrap().to_string_lossy();
         let group = format!("/{group}/");
+        let own = self.namespace.metadata().unwrap().ino();
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
             let read = |name: &str| {
                 let bytes = std::fs::read(entry.path().join(name)).unwrap_or_default();
                 String::from_utf8_lossy(&bytes).replace('\0', " ")
             };
-            let home = std::fs::read_link(entry.path().join("ns/pid"));
-            let inside = home.is_ok_and(|home| home.display().to_string() == self.namespace);
+            let home = std::fs::metadata(entry.path().join("ns/pid"));
+            let inside = home.is_ok_and(|home| home.ino() == own);
             let line = read("cmdline");
             if inside || line.contains(&self.scratch) || read("cgroup").contains(&group) {
                 found.push(format!("process {} {line}", entry.file_name().display()));

@@ -8,7 +8,8 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -36,21 +37,30 @@ struct Proxy {
     process: Process,
     address: SocketAddr,
     dir: PathBuf,
-    authority: Authority,
+    authority: Arc<Authority>,
     _port: Option<Port>,
 }
 
 impl Proxy {
     /// On this host, or on another one.
     async fn start(scratch: &Scratch, plugin: &LocalPlugin, host: Option<&Host>) -> Result<Self> {
-        let dir = scratch.subdir("proxy")?;
+        let authority = Arc::new(Authority::new("proxy test CA")?);
+        Self::start_under(authority, scratch.subdir("proxy")?, plugin, host).await
+    }
+
+    /// With a CA that another one may have, too.
+    async fn start_under(
+        authority: Arc<Authority>,
+        dir: PathBuf,
+        plugin: &LocalPlugin,
+        host: Option<&Host>,
+    ) -> Result<Self> {
         let port = host.is_none().then(Port::free).transpose()?;
         let address = match (host, &port) {
             (Some(host), _) => SocketAddr::from((host.address(), 8443)),
             (None, Some(port)) => port.address(),
             (None, None) => bail!("no port"),
         };
-        let authority = Authority::new("proxy test CA")?;
         let serving = authority.peer(&dir, "proxy", &[&address.ip().to_string()])?;
         std::fs::write(dir.join("clients-ca.crt"), authority.pem())?;
         authority.file(&dir)?;
@@ -183,6 +193,29 @@ async fn a_cut_network_is_the_loss_of_a_key_and_heals_by_itself() {
     host.heal().unwrap();
     wait_key(&mut shim, 0, true).await.unwrap();
     assert_eq!(client.decrypt(&old).await.unwrap(), "far away");
+}
+
+#[tokio::test]
+async fn a_host_that_vanishes_is_given_up_within_the_time_of_a_request() {
+    let scratch = Scratch::new("vanish").unwrap();
+    let plugin = LocalPlugin::start(&scratch, "plugin").await.unwrap();
+    let host = Host::create(scratch.path()).await.unwrap();
+    let far = Proxy::start(&scratch, &plugin, Some(&host)).await.unwrap();
+    let dir = scratch.subdir("near").unwrap();
+    let near = Proxy::start_under(far.authority.clone(), dir, &plugin, None).await.unwrap();
+    let tls = far.tls(&far.client(SHIM).unwrap());
+    // Probes come too seldom to notice it.
+    let config = ShimConfig::new(1).probe("1h", "10s").coast("3s");
+    let key = ShimKey::write(1, far.endpoint()).endpoint(near.endpoint());
+    let config = config.key(key).with("tls", tls);
+    let shim = Shim::start(&scratch, "shim", &config).await.unwrap();
+    let client = KmsClient::connect(&shim.endpoint()).await.unwrap();
+    let sealed = client.round_trip(b"far away").await.unwrap();
+
+    host.cut().unwrap();
+    // More than kube-apiserver's 3 s, for slow machines; the kernel itself needs minutes.
+    let patient = client.within(Duration::from_secs(10));
+    assert_eq!(patient.decrypt(&sealed).await.unwrap(), "far away");
 }
 
 async fn wait_key(shim: &mut Shim, index: usize, healthy: bool) -> Result<()> {

@@ -17,6 +17,8 @@
 //! - **Loss of the write key** coasts for `coast` (60 s): Status stays ok, because a provider may be
 //!   restarting. Then Status is a gRPC error, so that kube-apiserver's write window closes.
 //!   A read key that is gone never changes Status.
+//! - **A host that is gone without a word** is found out by its kernel's silence, after a second:
+//!   the request goes on by another connection or endpoint, and a slow plugin is left in peace.
 //! - **A key that has been the write key and was replaced** may read for ever, but to write again it
 //!   needs a new number: key_ids must never come back. The numbers are kept on disk with the last
 //!   good configuration.

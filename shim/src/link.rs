@@ -94,8 +94,6 @@ impl Link {
                 let tls = self.tls.as_ref().ok_or_else(|| failed("find certificates for"))?;
                 let stream = TcpStream::connect((host.as_str(), *port)).await;
                 let stream = stream.map_err(|error| failed("connect to").with_source(error))?;
-                // Requests are small, and each is waited for.
-                let _ = stream.set_nodelay(true);
                 let name = tls.server_name.as_deref().unwrap_or(host);
                 let stream = tls.identity.connect(stream, name).await?;
                 let origin = self.address.to_string().parse();

@@ -40,8 +40,11 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const LINGER: (Duration, u64) = (Duration::from_millis(500), 64 * 1024);
 /// A peer that is gone without a word is found out: first probe, between probes, how many.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 3);
-/// Sent and not acknowledged for this long, in milliseconds, means that the way is cut.
-const UNACKNOWLEDGED: u32 = 15_000;
+/// Sent and not acknowledged for this long, in milliseconds, means that the way is cut. Kernels
+/// acknowledge, however slow the plugin is; and of kube-apiserver's 3 s enough must be left for a
+/// client to ask elsewhere.
+const UNACKNOWLEDGED_BY_SERVER: u32 = 1_000;
+const UNACKNOWLEDGED_BY_CLIENT: u32 = 15_000;
 
 /// Where certificates are, as PEM.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -170,7 +173,7 @@ impl Identity {
         let name = ServerName::try_from(server_name.to_owned()).map_err(|_| {
             Error::new(Kind::Config, format!("{server_name:?} is no DNS name and no IP address"))
         })?;
-        tune(&tcp);
+        tune(&tcp, UNACKNOWLEDGED_BY_SERVER);
         let connector = TlsConnector::from(self.loaded.load().client.clone());
         match timeout(HANDSHAKE_TIMEOUT, connector.connect(name, tcp)).await {
             Ok(Ok(stream)) => Ok(stream),
@@ -186,7 +189,7 @@ impl Identity {
         tcp: TcpStream,
         protocol: Protocol,
     ) -> Result<(server::TlsStream<TcpStream>, Peer), Refusal> {
-        tune(&tcp);
+        tune(&tcp, UNACKNOWLEDGED_BY_CLIENT);
         let loaded = self.loaded.load_full();
         let config = match protocol {
             Protocol::Http2 => loaded.http2.clone(),
@@ -305,7 +308,7 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Small answers at once, and no waiting for a peer that is gone. None of it is needed for
 /// correctness, so that failure is no reason to give up.
-fn tune(tcp: &TcpStream) {
+fn tune(tcp: &TcpStream, unacknowledged: u32) {
     use rustix::net::sockopt;
     let fd = tcp.as_fd();
     let (idle, between, count) = KEEPALIVE;
@@ -315,7 +318,7 @@ fn tune(tcp: &TcpStream) {
         .and_then(|()| Ok(sockopt::set_tcp_keepidle(fd, idle)?))
         .and_then(|()| Ok(sockopt::set_tcp_keepintvl(fd, between)?))
         .and_then(|()| Ok(sockopt::set_tcp_keepcnt(fd, count)?))
-        .and_then(|()| Ok(sockopt::set_tcp_user_timeout(fd, UNACKNOWLEDGED)?));
+        .and_then(|()| Ok(sockopt::set_tcp_user_timeout(fd, unacknowledged)?));
     if let Err(error) = result {
         tracing::debug!(%error, "cannot tune a connection");
     }

@@ -71,7 +71,8 @@ impl Default for ControlPlane {
             container: "kube-apiserver".to_owned(),
             injection: Injection::default(),
             port: 6443,
-            kubeconfig: object("admin-kubeconfig", "kubeconfig"),
+            // The one whose server pods of the namespace reach, also where the cluster is private.
+            kubeconfig: object("service-network-admin-kubeconfig", "kubeconfig"),
             local_kubeconfig: object("localhost-kubeconfig", "kubeconfig"),
             etcd: EtcdAccess::default(),
         }

@@ -61,9 +61,10 @@ impl Managed {
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": CLUSTERS}});
         hosted.cluster.client().apply(&namespace).await?;
         hosted.secure_etcd().await?;
-        for (secret, host) in
-            [("admin-kubeconfig", "kube-apiserver"), ("localhost-kubeconfig", "localhost")]
-        {
+        for (secret, host) in [
+            ("service-network-admin-kubeconfig", "kube-apiserver"),
+            ("localhost-kubeconfig", "localhost"),
+        ] {
             let kubeconfig = [("kubeconfig", hosted.kubeconfig_at(host))];
             hosted.put_secret(secret, &kubeconfig).await?;
         }

@@ -340,7 +340,7 @@ async fn minters_ask_kube_apiservers_that_are_not_ready_too() {
     let provider = spec["initContainers"][1].to_string();
     assert!(provider.contains("kms-token-aws") && !provider.contains("kubeconfig"), "{provider}");
     let volumes = spec["volumes"].to_string();
-    assert!(volumes.contains(r#""secretName":"admin-kubeconfig""#), "{volumes}");
+    assert!(volumes.contains(r#""secretName":"service-network-admin-kubeconfig""#), "{volumes}");
     // It is applied once, and goes with the others.
     settle(&fake);
     fake.written();

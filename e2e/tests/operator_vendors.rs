@@ -5,10 +5,14 @@
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use sidekey_e2e::Load;
 use sidekey_e2e::operator::{
     AwsKeys, BETWEEN_STEPS, LocalKey, Managed, NAMESPACE, Options, VaultKey, encryption,
 };
+use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::{Load, eventually};
+
+/// The Deployment of providers in pods of their own.
+const PROVIDERS: &str = "sidekey-providers";
 
 /// Keys of three vendors. Dropped, and so ended, in this order.
 struct Scene {
@@ -45,15 +49,18 @@ async fn with_sidecars_each_vendor_takes_one_rolling_update() {
 #[tokio::test]
 async fn with_providers_elsewhere_no_kube_apiserver_restarts() {
     let scene = Scene::start("op-proxy", json!({"placement": "Proxy"})).await.unwrap();
-    scene.put(&[scene.aws.key(1, 0)]).await.unwrap();
+    scene.aws.admit_tokens_alone(&scene.managed).await.unwrap();
+    let aws = scene.aws.key_with_role(1, 0);
+    scene.put(&[aws.clone()]).await.unwrap();
     scene.managed.wait_written_with(1).await.unwrap();
+    scene.providers_have_tokens_of_the_hosted_cluster().await.unwrap();
 
     let pods = scene.managed.hosted.pods().await.unwrap();
     let load = scene.managed.load_on_pods().await.unwrap();
     load.more(BETWEEN_STEPS).await.unwrap();
-    let keys = [scene.aws.key(1, 0), scene.vault.key(2), scene.local.key(3)];
+    let keys = [aws, scene.vault.key(2), scene.local.key(3)];
     scene.write_with(2, &keys, &load).await.unwrap();
-    scene.vault_is_asked_for_a_version_on_a_schedule(&load).await.unwrap();
+    scene.vault_is_asked_for_a_version_on_a_schedule(&keys[..2], &load).await.unwrap();
     scene.write_with(3, &keys, &load).await.unwrap();
     scene.everything_becomes_clear_and_is_encrypted_again(&load).await.unwrap();
     scene.providers_that_nobody_needs_are_gone().await.unwrap();
@@ -75,7 +82,26 @@ impl Scene {
     }
 
     async fn put(&self, keys: &[Value]) -> Result<()> {
-        self.managed.put_encryption(&encryption(keys, &self.more)).await?;
+        self.managed.put_encryption(&self.document(keys)).await?;
+        Ok(())
+    }
+
+    /// With a token for as long as a key that needs one is named.
+    fn document(&self, keys: &[Value]) -> Value {
+        let mut document = encryption(keys, &self.more);
+        if keys.iter().any(|key| key["credentials"]["webIdentityTokenFile"].is_string()) {
+            document["spec"]["tokens"] = json!([{"type": "aws"}]);
+        }
+        document
+    }
+
+    /// AWS knows no other way in.
+    async fn providers_have_tokens_of_the_hosted_cluster(&self) -> Result<()> {
+        let client = self.managed.hosted.cluster.client();
+        let pods = client.wait_deployment(NAMESPACE, PROVIDERS).await?;
+        let tokens = self.aws.reviewed_tokens(&self.managed).await?;
+        ensure!(tokens.len() > pods.len(), "preflight and each pod have one: {}", tokens.len());
+        client.get(&servers()).await?;
         Ok(())
     }
 
@@ -100,12 +126,16 @@ impl Scene {
     }
 
     /// Nobody but the operator asks for it.
-    async fn vault_is_asked_for_a_version_on_a_schedule(&self, load: &Load) -> Result<()> {
-        let (managed, keys) = (&self.managed, [self.vault.key(2), self.aws.key(1, 0)]);
+    async fn vault_is_asked_for_a_version_on_a_schedule(
+        &self,
+        keys: &[Value],
+        load: &Load,
+    ) -> Result<()> {
+        let (managed, keys) = (&self.managed, [keys[1].clone(), keys[0].clone()]);
         let before = managed.encrypted_under().await?;
-        let mut more = self.more.clone();
-        more["autoRotation"] = json!({"every": "1s"});
-        managed.put_encryption(&encryption(&keys, &more)).await?;
+        let mut document = self.document(&keys);
+        document["spec"]["autoRotation"] = json!({"every": "1s"});
+        managed.put_encryption(&document).await?;
         managed.wait_followed(2, &before).await?;
         self.put(&keys).await?;
         load.more(BETWEEN_STEPS).await?;
@@ -117,7 +147,7 @@ impl Scene {
 
     async fn everything_becomes_clear_and_is_encrypted_again(&self, load: &Load) -> Result<()> {
         let managed = &self.managed;
-        let mut clear = encryption(&[self.local.key(3)], &self.more);
+        let mut clear = self.document(&[self.local.key(3)]);
         clear["spec"]["write"] = "identity".into();
         managed.put_encryption(&clear).await?;
         managed.wait_written_with(0).await?;
@@ -137,12 +167,22 @@ impl Scene {
             self.managed.wait_retired(number).await?;
         }
         let client = self.managed.hosted.cluster.client();
-        let pods = client.wait_deployment(NAMESPACE, "sidekey-providers").await?;
+        let pods = client.wait_deployment(NAMESPACE, PROVIDERS).await?;
         for pod in &pods {
             let names: Vec<&str> = pod.containers.iter().map(|one| one.name.as_str()).collect();
             ensure!(!names.iter().any(|name| name.contains("aws") || name.contains("vault")));
             ensure!(names.iter().any(|name| name.contains("local")), "{names:?}");
         }
-        Ok(())
+        eventually("minters' way to kube-apiservers is gone", PATIENCE, async || {
+            let answer = client.raw(&servers()).await?;
+            ensure!(answer.status == 404, "{}", answer.status);
+            Ok(())
+        })
+        .await
     }
+}
+
+/// The Service by which minters reach kube-apiservers.
+fn servers() -> String {
+    format!("/api/v1/namespaces/{NAMESPACE}/services/sidekey-apiservers")
 }

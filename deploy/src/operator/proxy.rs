@@ -42,7 +42,7 @@ use crate::Error;
 use crate::cluster::refused as call_refused;
 use crate::model::{Key, KeyNumber, SecretEncryption, names};
 use manifest::{Pattern, SELECTOR};
-use write::{KINDS, Place};
+use write::{KINDS, Place, SERVERS};
 
 /// Where the ports of proxies begin, and how many there are.
 const FIRST_PORT: u16 = 10_000;
@@ -90,7 +90,9 @@ pub async fn ensure(
         pattern.listen_on_ipv6();
     }
     let mut objects = vec![pattern.files()?, pattern.policy(), pattern.budget()];
-    objects.extend(pattern.servers());
+    let servers = pattern.servers();
+    let minted = servers.is_some();
+    objects.extend(servers);
     for object in objects {
         place.keep(&object).await?;
     }
@@ -100,6 +102,9 @@ pub async fn ensure(
     let pods = pods(&ctx.client, namespace(encryption)?, &own).await?;
     // One that is ending serves on, and whoever follows it is there.
     waits.extend(pods.iter().filter(|pod| !pod.is_ending()).filter_map(|pod| pod.trouble()));
+    if waits.is_empty() && !minted {
+        place.clear(SERVERS).await?;
+    }
     Ok(waits)
 }
 

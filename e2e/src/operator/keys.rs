@@ -19,6 +19,10 @@ const AWS_SECRET: &str = "aws-keys";
 const VAULT_SECRET: &str = "vault-keys";
 const LOCAL_SECRET: &str = "local-keys";
 
+/// The role that tokens are for, and where providers find theirs.
+const ROLE: &str = "arn:aws:iam::123456789012:role/kms";
+const TOKEN_FILE: &str = "/var/run/secrets/openshift/serviceaccount/token";
+
 /// The policy of whoever may ask Vault for a new version.
 const MORE_VERSIONS: &str = "kms-rotate";
 
@@ -121,6 +125,15 @@ impl AwsKeys {
         key["type"] = "aws".into();
         key["kek"] = json!({"key": arn});
         key
+    }
+
+    /// The same key, with a role to log in to: the provider has a token of the hosted cluster.
+    pub fn key_with_role(&self, id: u64, index: usize) -> Value {
+        json!({
+            "id": id, "type": "aws", "kek": {"key": self.arns[index]},
+            "settings": {"endpoint": self.url, "stsEndpoint": self.url},
+            "credentials": {"roleArn": ROLE, "webIdentityTokenFile": TOKEN_FILE},
+        })
     }
 
     fn reached(&self) -> Value {

@@ -350,3 +350,26 @@ async fn minters_ask_kube_apiservers_that_are_not_ready_too() {
     let deleted = fake.written();
     assert!(deleted.contains(&format!("DELETE {CORE}/services/sidekey-apiservers")), "{deleted:?}");
 }
+
+#[tokio::test]
+async fn without_minters_their_way_to_kube_apiservers_goes_once_no_pod_needs_it() {
+    let (fake, mut wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
+    wish.spec.tokens = vec![crate::model::Token::of("aws")];
+    let ctx = fake.context();
+    ensure(&ctx, &wish, &owner()).await.unwrap();
+    wish.spec.tokens.clear();
+    fake.written();
+    let deletion = format!("DELETE {CORE}/services/sidekey-apiservers");
+
+    assert_ne!(ensure(&ctx, &wish, &owner()).await.unwrap(), [""; 0]);
+    assert!(!fake.written().contains(&deletion), "pods with minters may still run");
+    settle(&fake);
+    assert_eq!(ensure(&ctx, &wish, &owner()).await.unwrap(), [""; 0]);
+    assert_eq!(fake.written(), [deletion]);
+
+    let others = format!("{CORE}/services/sidekey-apiservers");
+    fake.put(&others, json!({"metadata": {"name": "sidekey-apiservers"}}));
+    fake.written();
+    assert_eq!(ensure(&ctx, &wish, &owner()).await.unwrap(), [""; 0]);
+    assert!(fake.written().is_empty(), "it is somebody else's");
+}

@@ -27,10 +27,13 @@ pub(super) struct Kind {
     name: &'static str,
 }
 
+/// The Service by which minters reach kube-apiservers.
+pub(super) const SERVERS: Kind = kind("", "v1", "Service", "services", names::APISERVERS);
+
 /// All of them; the Deployment is the last.
 pub(super) const KINDS: [Kind; 6] = [
     kind("", "v1", "Service", "services", names::PROVIDERS),
-    kind("", "v1", "Service", "services", names::APISERVERS),
+    SERVERS,
     kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", names::PROVIDERS),
     kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", names::PROVIDERS),
     kind("", "v1", "Secret", "secrets", FILES),
@@ -99,14 +102,18 @@ impl Place {
         }
     }
 
+    /// Deletes what is not wanted any more, if it is there and ours.
+    pub(super) async fn clear(&self, kind: Kind) -> Result<(), Error> {
+        match self.look(kind).await? {
+            Some(object) if self.owns(&object) => self.delete(kind).await,
+            _ => Ok(()),
+        }
+    }
+
     /// One of ours; another's of the same name is neither written nor deleted.
     async fn read(&self, kind: Kind) -> Result<Option<Value>, Error> {
-        let what = || format!("cannot read {}", self.title(kind));
-        let found = self.api(kind).get_opt(kind.name).await;
-        let Some(object) = found.map_err(|error| refused(what(), error))? else { return Ok(None) };
-        let object =
-            serde_json::to_value(object).map_err(|error| Error::failed(what()).because(error))?;
-        if object["metadata"]["labels"][names::LABEL_ENCRYPTION] == self.encryption.as_str() {
+        let Some(object) = self.look(kind).await? else { return Ok(None) };
+        if self.owns(&object) {
             return Ok(Some(object));
         }
         let text = format!(
@@ -115,6 +122,17 @@ impl Place {
             self.encryption
         );
         Err(Error::refused(text).hint("rename or delete it: providers of their own need its name"))
+    }
+
+    async fn look(&self, kind: Kind) -> Result<Option<Value>, Error> {
+        let what = || format!("cannot read {}", self.title(kind));
+        let found = self.api(kind).get_opt(kind.name).await;
+        let found = found.map_err(|error| refused(what(), error))?.map(serde_json::to_value);
+        found.transpose().map_err(|error| Error::failed(what()).because(error))
+    }
+
+    fn owns(&self, object: &Value) -> bool {
+        object["metadata"]["labels"][names::LABEL_ENCRYPTION] == self.encryption.as_str()
     }
 
     fn api(&self, kind: Kind) -> Api<DynamicObject> {

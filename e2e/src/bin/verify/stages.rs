@@ -19,7 +19,7 @@ use crate::workspace::{TestTarget, Workspace, cargo};
 const BUILD_LIMIT: Duration = Duration::from_secs(45 * 60);
 
 /// A test executable that takes longer hangs.
-const TEST_LIMIT: Duration = Duration::from_secs(20 * 60);
+const TEST_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// Everything that a run needs to know.
 #[derive(Clone, Copy)]

@@ -13,6 +13,9 @@ use sidekey_core::proto::v2::{
 };
 use tonic::{Request, Status};
 
+/// For calls that must succeed, however busy the machine is.
+pub const BUSY: Duration = Duration::from_secs(30);
+
 /// kube-apiserver's own timeout, unless its configuration says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(3);
 

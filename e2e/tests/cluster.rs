@@ -228,12 +228,12 @@ async fn two_clusters_run_side_by_side_and_leave_nothing() {
     assert_seen(&of_two);
 
     drop(one);
-    assert_eq!(of_one.left(), Vec::<String>::new());
+    wait_gone(&of_one).await.unwrap();
     let hostname = two.pod_http(&b, 8080).unwrap().get("/hostname").await.unwrap();
     assert_eq!(hostname.ok().unwrap().text(), "of-two", "the other one lives on");
     assert_seen(&of_two);
     drop(two);
-    assert_eq!(of_two.left(), Vec::<String>::new());
+    wait_gone(&of_two).await.unwrap();
 }
 
 async fn run_one_pod(cluster: &Cluster, name: &str) -> Result<Pod> {
@@ -268,13 +268,16 @@ async fn a_killed_test_leaves_nothing_of_its_cluster() {
 
     victim.kill().unwrap();
     victim.wait().unwrap();
+    wait_gone(&traces).await.unwrap();
+}
+
+async fn wait_gone(traces: &Traces) -> Result<()> {
     eventually("everything is gone", PATIENCE, async || {
         let left = traces.left();
         ensure!(left.is_empty(), "left behind: {left:#?}");
         Ok(())
     })
     .await
-    .unwrap();
 }
 
 async fn be_the_victim() {

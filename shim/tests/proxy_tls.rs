@@ -153,14 +153,15 @@ async fn changed_files_are_taken_over_and_bad_ones_are_not() {
     let before = server.expiry();
 
     std::fs::write(&files.cert, "no certificate").unwrap();
-    eventually("a bad file is refused", async || (server.reloads().1 == 1).then_some(())).await;
+    eventually("a bad file is refused", async || (server.reloads().1 >= 1).then_some(())).await;
     assert!(server.last_error().unwrap().contains("tls.crt"), "{:?}", server.last_error());
     assert!(meet(&server, &client, SERVER).await.0.is_ok(), "the last good one serves");
 
     let other = world.authority.issue(Use::Server, &[SERVER]);
+    let refused = server.reloads().1;
     std::fs::write(&files.cert, &other.cert).unwrap();
     eventually("a certificate without its key is refused", async || {
-        (server.reloads().1 == 2).then_some(())
+        (server.reloads().1 > refused).then_some(())
     })
     .await;
     assert_eq!(server.expiry(), before);
@@ -227,7 +228,7 @@ async fn trust_ends_when_the_ca_is_removed_or_the_certificate_expires() {
     let peer = accepted.unwrap();
     assert!(server.trusts(&peer));
 
-    let soon = SystemTime::now() + Duration::from_secs(5);
+    let soon = SystemTime::now() + Duration::from_secs(15);
     let brief = world.authority.issue_until(Use::Client, &[SHIM], soon);
     let (_, accepted) = meet(&server, &world.client_with(&brief), SERVER).await;
     let brief = accepted.unwrap();

@@ -12,7 +12,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::*;
@@ -252,15 +252,16 @@ async fn a_token_for_another_audience_does_not_take_the_place_of_a_good_one() {
 
 #[tokio::test]
 async fn an_api_server_that_comes_late_is_waited_for() {
-    let (listener, address) = bind().await;
-    drop(listener);
-    let scene = Scene::new(address);
+    // Bound and not listening: connections are refused, and nobody else gets the port.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let scene = Scene::new(socket.local_addr().unwrap());
     let mut events = scene.keep();
     let failed = next(&mut events).await.expect("nobody answers yet");
     assert!(failed.contains("kube-system/kms-provider"), "{failed}");
     assert!(!scene.order.file.exists());
     let busy = Mutex::new(3);
-    serve(TcpListener::bind(address).await.unwrap(), move |_, asked| {
+    serve(socket.listen(16).unwrap(), move |_, asked| {
         let mut busy = busy.lock().unwrap();
         *busy = i32::max(*busy - 1, 0);
         if *busy > 0 { refusal(503, "starting") } else { granted(asked, "late", 3600) }

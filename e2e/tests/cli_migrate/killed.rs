@@ -28,7 +28,7 @@ async fn killed_again_and_again_it_leaves_nothing_out_and_load_does_not_notice()
         let mut child = tokio::process::Command::new(&program)
             .args(world.arguments())
             // Slow enough for all the kills.
-            .args(["--rate", "30", "--target", "key-2"])
+            .args(["--rate", "10", "--target", "key-2"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .kill_on_drop(true)

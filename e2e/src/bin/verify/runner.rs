@@ -17,8 +17,9 @@ use crate::outcome::{Counting, Counts, Outcome};
 /// After so long without news the running steps are named.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// What a test executable started may take so long to end after it.
-const GRACE: Duration = Duration::from_secs(15);
+/// What a test executable started may take so long to end after it: control groups are busy for a
+/// while, and scratch directories are large.
+const GRACE: Duration = Duration::from_secs(90);
 
 /// How many lines of a failed step's log are shown; the whole log stays in its file.
 const SHOWN_LINES: usize = 400;

@@ -87,7 +87,8 @@ async fn the_contracts_command_lines_work_as_they_stand() {
         flag("approle-secret-id-path", path("secret-id")),
         flag("metrics-port", 0),
     ]);
-    let health = Port::free().unwrap().number().to_string();
+    let port = Port::free().unwrap();
+    let health = port.number().to_string();
     let mut falco = std::process::Command::new(binary());
     falco.args(["-auth-method", "approle", "-approle-role-id", &role.role_id]);
     falco.args(["-approle-secret-id", &secret_id, "-vault-address", &address]);

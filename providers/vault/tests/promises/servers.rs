@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use sidekey_e2e::gateway::{Fault, Gateway};
+use sidekey_e2e::kms::BUSY;
 use sidekey_e2e::openbao::{Cluster, NAMED};
 use sidekey_e2e::pki::Authority;
 use sidekey_e2e::ports::Port;
@@ -82,11 +83,11 @@ async fn one_of_several_addresses_may_be_down_or_hang() {
             format!("https://{}", first.address()),
             format!("https://{}", second.address()),
         ],
-        "tls": {"caFile": server.ca()}, "connectTimeout": "300ms", "requestTimeout": "700ms",
+        "tls": {"caFile": server.ca()}, "connectTimeout": "700ms", "requestTimeout": "1s",
     });
     let served = stage.serve_document(&quick(&[key])).await;
     let sealed = served.round_trip().await;
-    let pulse = Pulse::start(&served.kms, &sealed);
+    let pulse = Pulse::start(&served.kms.within(BUSY), &sealed);
     for (away, other) in [(&first, &second), (&second, &first)] {
         for fault in [Fault::Cut, Fault::Hang] {
             away.inject(fault);

@@ -47,7 +47,7 @@ async fn a_program_that_is_not_there_is_a_failed_test() {
 async fn a_step_beyond_its_limit_is_ended_with_all_its_children() {
     let script = "echo test a ... ok; setsid sleep 600 & sleep 600";
     // Long enough for a shell to say its line on a busy machine.
-    let step = shell(script, Counting::Libtest, Duration::from_secs(3));
+    let step = shell(script, Counting::Libtest, Duration::from_secs(10));
     let (_, outcome, runner, _dir) = run(step).await;
     assert_eq!(outcome.counts, Counts { passed: 1, failed: 1 });
     assert!(outcome.problem.unwrap().contains("more than"));

@@ -224,11 +224,19 @@ fn a_token_stays_as_long_as_keys_that_nobody_names_any_more_need_it() {
     let key = |id: u64, vendor: &str| json!({"id": id, "type": vendor, "role": "write", "kek": {"key": "k"}});
     let known = [Token::of("aws")];
     let vault = of(json!({"keys": [key(2, "vault")]}));
-    assert_eq!(kept_tokens(&vault, ["aws", "vault"], &known), known, "a key of aws is loaded");
-    assert_eq!(kept_tokens(&vault, ["vault"], &known), [], "none is any more");
-    // Whoever still names keys of the vendor has meant it.
+    let all = [(1, "aws"), (2, "vault")];
+    assert_eq!(kept_tokens(&vault, all, &known).unwrap(), known, "a key of aws is loaded");
+    assert_eq!(kept_tokens(&vault, [(2, "vault")], &known).unwrap(), [], "none is any more");
+    // Whoever still names the key has meant it; another key of the vendor is another matter.
     let aws = of(json!({"keys": [key(1, "aws")]}));
-    assert_eq!(kept_tokens(&aws, ["aws"], &known), []);
+    assert_eq!(kept_tokens(&aws, [(1, "aws")], &known).unwrap(), []);
+    let next = of(json!({"keys": [key(2, "aws")]}));
+    assert_eq!(kept_tokens(&next, [(2, "aws"), (1, "aws")], &known).unwrap(), known);
     let own = of(json!({"keys": [key(2, "vault")], "tokens": [{"type": "aws", "audience": "x"}]}));
-    assert_eq!(kept_tokens(&own, ["aws", "vault"], &known), []);
+    assert_eq!(kept_tokens(&own, all, &known).unwrap(), []);
+    let moved =
+        json!({"keys": [key(2, "aws")], "tokens": [{"type": "aws", "file": "/run/x/token"}]});
+    let why = kept_tokens(&of(moved.clone()), [(1, "aws"), (2, "aws")], &known).unwrap_err();
+    assert!(why.contains("key 1 of aws") && why.contains("openshift"), "{why}");
+    assert_eq!(kept_tokens(&of(moved), [(2, "aws")], &known).unwrap(), [], "nobody needs it");
 }

@@ -73,20 +73,31 @@ impl Token {
     }
 }
 
-/// Which of the `known` tokens a document must keep: those of vendors of which it names no key any
-/// more, though some are `loaded`. Without them what those keys wrapped could not be read.
+/// Which of the `known` tokens a document must keep: those of vendors of which keys are `loaded`
+/// (number and vendor) that it does not name any more. Without them what those keys wrapped could
+/// not be read. An error says which one it would take away by putting another in its place.
 pub fn kept_tokens<'a>(
     wanted: &SecretEncryption,
-    loaded: impl IntoIterator<Item = &'a str>,
+    loaded: impl IntoIterator<Item = (u64, &'a str)>,
     known: &[Token],
-) -> Vec<Token> {
-    let loaded: BTreeSet<&str> = loaded.into_iter().collect();
-    let named: BTreeSet<&str> = wanted.vendors().into_iter().collect();
-    let needed = |token: &&Token| {
-        let vendor = token.vendor.as_str();
-        loaded.contains(vendor) && !named.contains(vendor) && wanted.token(vendor).is_none()
-    };
-    known.iter().filter(needed).cloned().collect()
+) -> Result<Vec<Token>, String> {
+    let named: BTreeSet<u64> = wanted.spec.keys.iter().map(|key| key.id.0).collect();
+    let mut kept = Vec::new();
+    for (id, vendor) in loaded.into_iter().filter(|(id, _)| !named.contains(id)) {
+        let Some(old) = known.iter().find(|token| token.vendor == vendor) else { continue };
+        match wanted.token(vendor) {
+            Some(new) if new.file != old.file => {
+                return Err(format!(
+                    "key {id} of {vendor} is still needed and reads its token from {}: leave \
+                     spec.tokens[].file as it is until that key is retired",
+                    old.file
+                ));
+            }
+            None if !kept.contains(old) => kept.push(old.clone()),
+            _ => {}
+        }
+    }
+    Ok(kept)
 }
 
 pub(super) fn tokens(raw: &RawSpec, problems: &mut Problems) -> Vec<Token> {

@@ -14,7 +14,6 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret as Object;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, PostParams};
 use kube::{Client, ResourceExt};
 use rustls::ClientConfig;
@@ -44,18 +43,20 @@ pub struct Pki {
 pub(crate) struct Store {
     api: Api<Object>,
     namespace: String,
-    owner: Option<OwnerReference>,
+    encryption: Option<String>,
 }
 
 /// Makes or renews the CA of a control plane and what it signs: the shims' certificate, and the
 /// proxies' if there are any. Of two who do so at the same time one is told, and changes nothing.
+/// They say of which SecretEncryption they are, and are not owned by it: see
+/// [`proxy`](super::proxy).
 pub async fn ensure(
     client: &Client,
     namespace: &str,
-    owner: &OwnerReference,
+    encryption: &str,
     proxy: bool,
 ) -> Result<Pki, Error> {
-    let store = Store::new(client, namespace, Some(owner.clone()));
+    let store = Store::new(client, namespace, Some(encryption.to_owned()));
     let now = SystemTime::now();
     let authority = match store.read(names::CA_SECRET).await? {
         None => {
@@ -153,9 +154,9 @@ pub fn listen(replicas: &[Replica]) -> IpAddr {
 }
 
 impl Store {
-    pub(crate) fn new(client: &Client, namespace: &str, owner: Option<OwnerReference>) -> Self {
+    pub(crate) fn new(client: &Client, namespace: &str, encryption: Option<String>) -> Self {
         let api = Api::namespaced(client.clone(), namespace);
-        Self { api, namespace: namespace.to_owned(), owner }
+        Self { api, namespace: namespace.to_owned(), encryption }
     }
 
     pub(crate) async fn read(&self, name: &str) -> Result<Option<Object>, Error> {
@@ -177,6 +178,7 @@ impl Store {
         let written = match before {
             Some(mut object) => {
                 object.data = data;
+                object.metadata.owner_references = None;
                 self.api.replace(name, &parameters, &object).await
             }
             None => {
@@ -184,10 +186,9 @@ impl Store {
                 object.metadata.name = Some(name.to_owned());
                 let (managed, by) = names::MANAGED_BY;
                 object.labels_mut().insert(managed.to_owned(), by.to_owned());
-                if let Some(owner) = &self.owner {
-                    let label = (names::LABEL_ENCRYPTION.to_owned(), owner.name.clone());
+                if let Some(encryption) = &self.encryption {
+                    let label = (names::LABEL_ENCRYPTION.to_owned(), encryption.clone());
                     object.labels_mut().extend([label]);
-                    object.owner_references_mut().push(owner.clone());
                 }
                 self.api.create(&parameters, &object).await
             }

@@ -16,6 +16,10 @@
 //! requests end, and only after them the providers are told to end. A shim opens a new connection,
 //! which the Service leads to another pod, and repeats what was under way: it is felt as latency.
 //!
+//! **Nothing owns these objects**, as nothing owns the heads: if the garbage collector took them with
+//! a SecretEncryption that somebody deletes, or restores from a backup, what is stored could not be
+//! read. One of the same name takes them over.
+//!
 //! **Tokens.** A provider that logs in with a token of the control plane has its minter beside it.
 //! It asks any kube-apiserver, ready or not, through a Service of its own: after a loss of power
 //! none is ready before its KMS is, and the KMS is not before there is a token.
@@ -32,7 +36,6 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ListParams;
 use serde_json::Value;
 
@@ -70,18 +73,14 @@ pub fn lead(encryption: &mut SecretEncryption) {
 /// Shims that are led to a proxy which is not there yet keep what they have; one that starts in
 /// that moment has nothing to keep. So where keys are served otherwise now, go on with [`lead`]
 /// only when this has given nobody.
-pub async fn ensure(
-    ctx: &Context,
-    encryption: &SecretEncryption,
-    owner: &OwnerReference,
-) -> Result<Vec<String>, Error> {
+pub async fn ensure(ctx: &Context, encryption: &SecretEncryption) -> Result<Vec<String>, Error> {
     if proxied(encryption).next().is_none() {
         remove(ctx, encryption).await?;
         return Ok(Vec::new());
     }
     let place = Place::new(ctx, encryption)?;
     let plane = Plane::read(&ctx.client, encryption).await?;
-    let mut pattern = Pattern::new(encryption, owner)?;
+    let mut pattern = Pattern::new(encryption)?;
     if let Some(workload) = plane.workloads.first() {
         pattern.follow(workload.pod_spec());
     }

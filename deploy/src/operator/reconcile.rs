@@ -30,15 +30,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::ResourceExt;
 use kube::api::DynamicObject;
-use kube::{Resource, ResourceExt};
 use rustls::ClientConfig;
 use serde_json::json;
 
 use super::context::Context;
 use super::pki::{self, Pki};
-use super::{api, fronts, proxy, roll};
+use super::{fronts, proxy, roll};
 use crate::fleet::{Fleet, Observation, Pods, Replica};
 use crate::model::{
     API_VERSION, Injection, KIND, Key, Placement, SecretEncryption, kept_tokens, names,
@@ -64,13 +63,15 @@ enum Halt {
     Failed(Error),
 }
 
+/// A key that is kept logs in with a token that the document takes away.
+const TOKEN_NEEDED: &str = "TokenNeeded";
+
 /// One pass.
 struct Pass<'a> {
     ctx: &'a Context,
     report: &'a mut Report,
     target: Target,
     namespace: String,
-    owner: OwnerReference,
     /// What the document asks for, with all that the operator adds.
     wanted: SecretEncryption,
     /// What is published.
@@ -184,18 +185,19 @@ impl<'a> Pass<'a> {
         ctx.options.complete(&mut wanted);
         forget(&mut wanted, report);
         let namespace = wanted.namespace.clone().unwrap_or_default();
-        let owner = object.controller_owner_ref(&api::secret_encryption());
-        let owner = owner.ok_or_else(|| Error::failed("the object has no uid"))?;
         let client = ctx.client.clone();
         let target = Target::Cluster { client: client.clone(), namespace: namespace.clone() };
         let live = target.live(&wanted.name).await?;
+        // A status that was lost: the webhook must know that something is published, whatever
+        // becomes of this pass.
+        report.now.revision = report.now.revision.or_else(|| live.revision());
         let store = Store::cluster(client.clone(), &namespace);
         let kept = store.load().await?;
         let keys = !wanted.spec.keys.is_empty() || !live.view()?.keys.is_empty();
         let mut pki = None;
         if keys {
             let proxied = wanted.spec.placement == Placement::Proxy;
-            pki = Some(pki::ensure(&client, &namespace, &owner, proxied).await?);
+            pki = Some(pki::ensure(&client, &namespace, &wanted.name, proxied).await?);
             let replicas = pods(ctx, &wanted, &namespace).replicas().await?;
             wanted.spec.shim.extend(Pki::shim_settings(pki::listen(&replicas)));
             wanted.spec.shim_files.extend(Pki::shim_files());
@@ -206,7 +208,6 @@ impl<'a> Pass<'a> {
             report,
             target,
             namespace,
-            owner,
             wanted,
             live,
             store,
@@ -250,8 +251,9 @@ impl<'a> Pass<'a> {
         let retained = before.map(|key| key.id).collect();
         let known = Known { files: &files, retained: &retained };
         let mut made = draft(&self.wanted, &self.live, stand, known)?;
-        let kept = kept_tokens(&self.wanted, made.document.vendors(), &self.report.now.tokens);
-        made.document.spec.tokens.extend(kept);
+        let loaded = made.document.spec.keys.iter().map(|key| (key.id.0, key.vendor.as_str()));
+        let kept = kept_tokens(&self.wanted, loaded, &self.report.now.tokens);
+        made.document.spec.tokens.extend(kept.map_err(|why| Halt::Refused(TOKEN_NEEDED, why))?);
         if made.document.spec.placement == Placement::Proxy && self.may_lead(&made).await? {
             proxy::lead(&mut made.document);
         }
@@ -284,7 +286,7 @@ impl<'a> Pass<'a> {
         if view.keys.is_empty() || served.any(|key| key.endpoints.iter().any(led)) {
             return Ok(true);
         }
-        Ok(proxy::ensure(self.ctx, &made.document, &self.owner).await?.is_empty())
+        Ok(proxy::ensure(self.ctx, &made.document).await?.is_empty())
     }
 
     /// Sidecars and providers where they should be; gives who is not there yet.
@@ -297,7 +299,7 @@ impl<'a> Pass<'a> {
             return Ok(vec!["the webhook has not heard of what is published yet".to_owned()]);
         }
         if document.spec.placement == Placement::Proxy {
-            missing.extend(proxy::ensure(self.ctx, document, &self.owner).await?);
+            missing.extend(proxy::ensure(self.ctx, document).await?);
             if !missing.is_empty() {
                 return Ok(missing);
             }

@@ -3,7 +3,9 @@
 //! It is asked about every pod of kube-apiserver that is made in a namespace with the label
 //! `sidekey.dev/inject`, and answers from what is cached: it calls nobody. It changes a pod only
 //! where a SecretEncryption asks for that, and only once the Secrets that the sidecars mount have
-//! been published: a pod that mounts what is not there would wait for ever.
+//! been published: a pod that mounts what is not there would wait for ever. The label is set after
+//! that; so where nothing is known of what was published, because a SecretEncryption or its status
+//! was lost, a pod is refused and not let through without sidecars.
 //!
 //! Why a webhook and no MutatingAdmissionPolicy: what is put in depends on the SecretEncryption,
 //! on what has been published and on the command line of each kube-apiserver, and taking it out

@@ -101,6 +101,11 @@ impl Live {
         self.revisions.iter().copied().chain(heads).max().unwrap_or(0)
     }
 
+    /// The newest revision that heads carry.
+    pub fn revision(&self) -> Option<u64> {
+        self.heads().flatten().max()
+    }
+
     /// The revisions that heads carry.
     pub(super) fn heads(&self) -> impl Iterator<Item = Option<u64>> {
         let ours = self.parts.iter().filter(|(name, _)| **name != PartName::KubeApiserver);

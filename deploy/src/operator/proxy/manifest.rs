@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Map, Value, json};
 use sidekey_core::Secret;
 
@@ -39,22 +38,15 @@ const FOLLOWED: [&str; 3] = ["priorityClassName", "tolerations", "imagePullSecre
 /// What the objects are made from.
 pub(super) struct Pattern<'a> {
     encryption: &'a SecretEncryption,
-    owner: Value,
     namespace: String,
     listen: IpAddr,
     followed: Map<String, Value>,
 }
 
 impl<'a> Pattern<'a> {
-    pub(super) fn new(
-        encryption: &'a SecretEncryption,
-        owner: &OwnerReference,
-    ) -> Result<Self, Error> {
-        let owner = serde_json::to_value(owner)
-            .map_err(|error| Error::failed("cannot name the owner").because(error))?;
+    pub(super) fn new(encryption: &'a SecretEncryption) -> Result<Self, Error> {
         Ok(Self {
             encryption,
-            owner,
             namespace: namespace(encryption)?.to_owned(),
             listen: Ipv4Addr::UNSPECIFIED.into(),
             followed: Map::new(),
@@ -264,6 +256,8 @@ impl<'a> Pattern<'a> {
         })
     }
 
+    /// Nothing owns it: what was encrypted through it must be readable also when somebody has
+    /// deleted the SecretEncryption, or restored it with another uid.
     fn object(&self, api_version: &str, kind: &str, name: &str, part: &str, body: Value) -> Value {
         json!({
             "apiVersion": api_version,
@@ -272,7 +266,6 @@ impl<'a> Pattern<'a> {
                 "name": name,
                 "namespace": self.namespace,
                 "labels": self.labels(),
-                "ownerReferences": [self.owner],
             },
             part: body,
         })

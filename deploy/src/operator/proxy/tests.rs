@@ -34,17 +34,6 @@ fn encryption(keys: &[(u64, &str)]) -> SecretEncryption {
     SecretEncryption::from_document(&document).unwrap()
 }
 
-fn owner() -> OwnerReference {
-    OwnerReference {
-        api_version: "sidekey.dev/v1alpha1".into(),
-        kind: "SecretEncryption".into(),
-        name: "cluster-a".into(),
-        uid: "uid-of-it".into(),
-        controller: Some(true),
-        ..OwnerReference::default()
-    }
-}
-
 /// A hosted kube-apiserver with one pod.
 fn hosted() -> Fake {
     let fake = Fake::default();
@@ -120,32 +109,50 @@ fn ports_stay_in_their_range_and_keys_that_would_share_one_are_refused() {
 async fn what_is_applied_is_applied_once() {
     let (fake, wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
     let ctx = fake.context();
-    let waits = ensure(&ctx, &wish, &owner()).await.unwrap();
+    let waits = ensure(&ctx, &wish).await.unwrap();
     assert_eq!(waits, ["Deployment sidekey-providers has a change that nobody has taken up yet"]);
     assert_eq!(fake.written().len(), 5);
     settle(&fake);
-    assert_eq!(ensure(&ctx, &wish, &owner()).await.unwrap(), [""; 0]);
+    assert_eq!(ensure(&ctx, &wish).await.unwrap(), [""; 0]);
     assert!(fake.written().is_empty());
     // Credentials and settings are in heads.
     let mut other = wish.clone();
     other.spec.keys[0].settings = json!({"address": "https://elsewhere"});
     lead(&mut other);
-    assert_eq!(ensure(&ctx, &other, &owner()).await.unwrap(), [""; 0]);
+    assert_eq!(ensure(&ctx, &other).await.unwrap(), [""; 0]);
     assert!(fake.written().is_empty());
     // Somebody has scaled it.
     let path = format!("{APPS}/sidekey-providers");
     let mut scaled = fake.at(&path);
     scaled["spec"]["replicas"] = 1.into();
     fake.put(&path, scaled);
-    ensure(&ctx, &wish, &owner()).await.unwrap();
+    ensure(&ctx, &wish).await.unwrap();
     assert_eq!(fake.written(), [format!("PATCH {path}")]);
     assert_eq!(fake.at(&path)["spec"]["replicas"], 2);
 }
 
 #[tokio::test]
+async fn nothing_goes_with_a_secret_encryption_that_somebody_deletes() {
+    let (fake, wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
+    let ctx = fake.context();
+    crate::operator::pki::ensure(&ctx.client, "clusters-a", "cluster-a", true).await.unwrap();
+    ensure(&ctx, &wish).await.unwrap();
+    let written = fake.written();
+    assert_eq!(written.len(), 8, "{written:?}");
+    let secrets = ["sidekey-ca", "sidekey-shim-tls", "sidekey-proxy-tls"];
+    let secrets = secrets.map(|name| format!("{CORE}/secrets/{name}"));
+    let applied = written.iter().filter_map(|line| line.strip_prefix("PATCH "));
+    for path in applied.chain(secrets.iter().map(String::as_str)) {
+        let metadata = &fake.at(path)["metadata"];
+        assert_eq!(metadata["labels"][names::LABEL_ENCRYPTION], "cluster-a", "{path}");
+        assert!(metadata["ownerReferences"].is_null(), "{path}: {metadata}");
+    }
+}
+
+#[tokio::test]
 async fn a_new_key_adds_a_proxy_and_a_retired_one_takes_it_away() {
     let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
-    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    ensure(&fake.context(), &wish).await.unwrap();
     let names = |fake: &Fake, list: &str| -> Vec<String> {
         let spec =
             fake.at(&format!("{APPS}/sidekey-providers"))["spec"]["template"]["spec"].clone();
@@ -154,13 +161,13 @@ async fn a_new_key_adds_a_proxy_and_a_retired_one_takes_it_away() {
     };
     assert_eq!(names(&fake, "containers"), ["proxy-2"]);
     let more = encryption(&[(3, "aws"), (2, "vault")]);
-    ensure(&fake.context(), &more, &owner()).await.unwrap();
+    ensure(&fake.context(), &more).await.unwrap();
     assert_eq!(names(&fake, "containers"), ["proxy-3", "proxy-2"]);
     assert_eq!(names(&fake, "initContainers"), ["sidekey-aws", "sidekey-vault"]);
     let ports = fake.at(&format!("{CORE}/services/sidekey-providers"))["spec"]["ports"].clone();
     assert_eq!(ports.as_array().unwrap().len(), 2);
     fake.written();
-    ensure(&fake.context(), &encryption(&[(3, "aws")]), &owner()).await.unwrap();
+    ensure(&fake.context(), &encryption(&[(3, "aws")])).await.unwrap();
     assert_eq!(names(&fake, "containers"), ["proxy-3"]);
     // The budget alone knows nothing of keys.
     assert_eq!(fake.written().len(), 4);
@@ -169,7 +176,7 @@ async fn a_new_key_adds_a_proxy_and_a_retired_one_takes_it_away() {
 #[tokio::test]
 async fn a_pod_is_restricted_lingers_and_runs_where_kube_apiserver_may() {
     let (fake, wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
-    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    ensure(&fake.context(), &wish).await.unwrap();
     let deployment = fake.at(&format!("{APPS}/sidekey-providers"));
     let _: Deployment = serde_json::from_value(deployment.clone()).unwrap();
     let rolling = &deployment["spec"]["strategy"]["rollingUpdate"];
@@ -210,7 +217,7 @@ async fn a_pod_is_restricted_lingers_and_runs_where_kube_apiserver_may() {
 #[tokio::test]
 async fn only_kube_apiservers_pods_come_in() {
     let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
-    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    ensure(&fake.context(), &wish).await.unwrap();
     let path = "/apis/networking.k8s.io/v1/namespaces/clusters-a/networkpolicies/sidekey-providers";
     let policy = fake.at(path);
     let _: NetworkPolicy = serde_json::from_value(policy.clone()).unwrap();
@@ -233,14 +240,14 @@ async fn where_the_service_has_ipv6_so_do_the_proxies() {
         "metadata": {"name": "sidekey-providers", "labels": {names::LABEL_ENCRYPTION: "cluster-a"}},
         "spec": {"ipFamilies": ["IPv6"]},
     }));
-    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    ensure(&fake.context(), &wish).await.unwrap();
     assert_eq!(config(&fake, "key-2.yaml")["listen"], "[::]:10002");
 }
 
 #[tokio::test]
 async fn a_pod_that_does_not_start_is_named() {
     let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
-    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    ensure(&fake.context(), &wish).await.unwrap();
     settle(&fake);
     fake.put(
         &format!("{CORE}/pods/providers-a"),
@@ -251,7 +258,7 @@ async fn a_pod_that_does_not_start_is_named() {
             }]},
         }),
     );
-    let waits = ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    let waits = ensure(&fake.context(), &wish).await.unwrap();
     assert_eq!(waits, ["pod providers-a is not ready: sidekey-vault: ErrImagePull"]);
 }
 
@@ -260,7 +267,7 @@ async fn nothing_of_others_is_written_or_deleted() {
     let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
     let theirs = json!({"metadata": {"name": "sidekey-providers"}, "spec": {"a": 1}});
     fake.put(&format!("{CORE}/services/sidekey-providers"), theirs);
-    let error = ensure(&fake.context(), &wish, &owner()).await.unwrap_err();
+    let error = ensure(&fake.context(), &wish).await.unwrap_err();
     assert!(error.report().contains("Service clusters-a/sidekey-providers is there already"));
     assert!(fake.written().is_empty());
 }
@@ -268,10 +275,10 @@ async fn nothing_of_others_is_written_or_deleted() {
 #[tokio::test]
 async fn what_is_removed_is_gone_and_costs_nothing_more() {
     let (fake, wish) = (hosted(), encryption(&[(2, "vault")]));
-    ensure(&fake.context(), &wish, &owner()).await.unwrap();
+    ensure(&fake.context(), &wish).await.unwrap();
     fake.written();
     // Nobody of ours is left: the same.
-    ensure(&fake.context(), &encryption(&[(7, "external")]), &owner()).await.unwrap();
+    ensure(&fake.context(), &encryption(&[(7, "external")])).await.unwrap();
     let written = fake.written();
     assert_eq!(written.len(), 5, "{written:?}");
     assert_eq!(written[4], format!("DELETE {APPS}/sidekey-providers"));
@@ -324,7 +331,7 @@ async fn minters_ask_kube_apiservers_that_are_not_ready_too() {
     let (fake, mut wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
     wish.spec.tokens = vec![crate::model::Token::of("aws")];
     let ctx = fake.context();
-    ensure(&ctx, &wish, &owner()).await.unwrap();
+    ensure(&ctx, &wish).await.unwrap();
     let servers = fake.at(&format!("{CORE}/services/sidekey-apiservers"));
     let _: Service = serde_json::from_value(servers.clone()).unwrap();
     assert_eq!(servers["spec"]["publishNotReadyAddresses"], true);
@@ -344,7 +351,7 @@ async fn minters_ask_kube_apiservers_that_are_not_ready_too() {
     // It is applied once, and goes with the others.
     settle(&fake);
     fake.written();
-    assert_eq!(ensure(&ctx, &wish, &owner()).await.unwrap(), [""; 0]);
+    assert_eq!(ensure(&ctx, &wish).await.unwrap(), [""; 0]);
     assert!(fake.written().is_empty());
     remove(&ctx, &wish).await.unwrap();
     let deleted = fake.written();
@@ -356,20 +363,20 @@ async fn without_minters_their_way_to_kube_apiservers_goes_once_no_pod_needs_it(
     let (fake, mut wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
     wish.spec.tokens = vec![crate::model::Token::of("aws")];
     let ctx = fake.context();
-    ensure(&ctx, &wish, &owner()).await.unwrap();
+    ensure(&ctx, &wish).await.unwrap();
     wish.spec.tokens.clear();
     fake.written();
     let deletion = format!("DELETE {CORE}/services/sidekey-apiservers");
 
-    assert_ne!(ensure(&ctx, &wish, &owner()).await.unwrap(), [""; 0]);
+    assert_ne!(ensure(&ctx, &wish).await.unwrap(), [""; 0]);
     assert!(!fake.written().contains(&deletion), "pods with minters may still run");
     settle(&fake);
-    assert_eq!(ensure(&ctx, &wish, &owner()).await.unwrap(), [""; 0]);
+    assert_eq!(ensure(&ctx, &wish).await.unwrap(), [""; 0]);
     assert_eq!(fake.written(), [deletion]);
 
     let others = format!("{CORE}/services/sidekey-apiservers");
     fake.put(&others, json!({"metadata": {"name": "sidekey-apiservers"}}));
     fake.written();
-    assert_eq!(ensure(&ctx, &wish, &owner()).await.unwrap(), [""; 0]);
+    assert_eq!(ensure(&ctx, &wish).await.unwrap(), [""; 0]);
     assert!(fake.written().is_empty(), "it is somebody else's");
 }

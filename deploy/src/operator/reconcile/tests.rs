@@ -269,7 +269,7 @@ fn a_name_that_is_retired_is_not_brought_back_by_a_document_that_still_has_it() 
             .iter()
             .map(|id| json!({"id": id, "type": "", "fingerprint": "", "retiredTime": "", "advice": ""}))
             .collect();
-        let mut object = DynamicObject::new("a", &api::secret_encryption());
+        let mut object = DynamicObject::new("a", &crate::operator::api::secret_encryption());
         object.data = json!({"status": {"retired": retired}});
         Report::of(&object)
     };

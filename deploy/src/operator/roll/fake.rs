@@ -115,6 +115,11 @@ impl World {
                 self.objects.remove(path);
                 (201, json!({"kind": "Status", "status": "Success"}))
             }
+            ("POST", None) => {
+                let name = body["metadata"]["name"].as_str().unwrap_or_default();
+                let path = format!("{path}/{name}");
+                (201, self.keep(&path, body))
+            }
             ("PUT", Some(before)) => {
                 let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
                 if version(&before) != version(&body) {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::Error;
 use crate::inject::{self, Profile, Sidecars, Wanted};
 use crate::model::{EXTERNAL, Injection, Placement, SecretEncryption, kept_tokens};
+use crate::operator::api::LABEL_INJECT;
 use crate::operator::context::Options;
 use crate::operator::status::Status;
 
@@ -48,6 +49,14 @@ pub(super) fn decide(
 ) -> Decision {
     if !pod["metadata"]["annotations"][MIRROR].is_null() {
         return Decision::Untouched;
+    }
+    if encryptions.is_empty() {
+        return Decision::Refused(format!(
+            "namespace {namespace} has the label {LABEL_INJECT}, which it gets when encryption is \
+             published, and there is no SecretEncryption: without sidecars this pod could not read \
+             what is encrypted (bring the SecretEncryption back; if nothing is encrypted, remove \
+             the label)"
+        ));
     }
     let mut ours = encryptions.iter().filter(|object| concerns(object, pod));
     let Some(object) = ours.next() else { return Decision::Untouched };
@@ -88,11 +97,12 @@ fn concerns(object: &DynamicObject, pod: &Value) -> bool {
 }
 
 fn change(object: &DynamicObject, pod: &Value, options: &Options) -> Result<Decision, Error> {
-    // The sidecars mount what is published: before that a pod would wait for it, and there is
-    // nothing yet that they are needed for.
+    // The sidecars mount what is published, and the namespace has its label because something is:
+    // a status that does not say so yet was lost, or has not been heard of here.
     let status = Status::of(object);
     if status.revision.is_none() {
-        return Ok(Decision::Untouched);
+        let text = "its status does not say what is published";
+        return Err(Error::refused(text).hint("the operator writes it in a moment"));
     }
     let Some(wanted) = wanted(object, &status, options)? else { return Ok(Decision::Untouched) };
     let injected = inject::inject(&template(pod).to_string(), &wanted)?;
@@ -131,9 +141,9 @@ fn wanted(
     if encryption.spec.keys.is_empty() && status.keys.is_empty() {
         return Ok(None);
     }
-    let loaded = status.keys.iter().map(|key| key.vendor.as_str());
+    let loaded = status.keys.iter().map(|key| (key.id, key.vendor.as_str()));
     let kept = kept_tokens(&encryption, loaded, &status.tokens);
-    encryption.spec.tokens.extend(kept);
+    encryption.spec.tokens.extend(kept.map_err(Error::refused)?);
     let mut sidecars = inject::sidecars(&encryption, Profile::Sidekey)
         .map_err(|problems| unreadable().because(problems))?;
     if let Sidecars::Sidekey { vendors, .. } = &mut sidecars

@@ -219,15 +219,14 @@ fn another_image_or_vendor_changes_a_pod_that_was_made_for_the_one_before() {
 }
 
 #[test]
-fn before_anything_is_published_no_pod_is_changed() {
-    let unpublished = encryption(|e| e["status"] = Value::Null);
-    assert_eq!(about(&pod(), &[unpublished]), Decision::Untouched);
-    // Also if it cannot be read: nothing is encrypted yet.
-    let unpublished = encryption(|e| {
-        e["status"] = json!({"observedGeneration": 1});
-        e["spec"]["keys"][0]["role"] = "owner".into();
-    });
-    assert_eq!(about(&pod(), &[unpublished]), Decision::Untouched);
+fn without_knowing_what_is_published_no_pod_is_let_through() {
+    for status in [Value::Null, json!({"observedGeneration": 1})] {
+        let lost = encryption(|e| e["status"] = status);
+        let why = refusal(about(&pod(), &[lost]));
+        assert!(why.contains("its status does not say what is published"), "{why}");
+    }
+    let why = refusal(about(&pod(), &[]));
+    assert!(why.contains("sidekey.dev/inject") && why.contains("bring the Secret"), "{why}");
 }
 
 #[test]
@@ -271,7 +270,6 @@ fn without_a_key_there_is_nothing_to_put_in() {
 
 #[test]
 fn only_pods_that_are_asked_for_are_changed() {
-    assert_eq!(about(&pod(), &[]), Decision::Untouched);
     for injection in [json!("Template"), json!("None"), Value::Null] {
         let other = encryption(|e| e["spec"]["controlPlane"]["injection"] = injection);
         assert_eq!(about(&pod(), &[other]), Decision::Untouched);

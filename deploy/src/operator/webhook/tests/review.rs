@@ -46,7 +46,6 @@ async fn a_review_is_answered_in_the_form_that_the_api_server_takes() {
     named(&patch[0]["value"]["initContainers"], "sidekey-shim");
 
     for change in [
-        |review: &mut Value| review["request"]["namespace"] = "clusters-b".into(),
         |review: &mut Value| review["request"]["operation"] = "UPDATE".into(),
         |review: &mut Value| review["request"]["kind"]["kind"] = "Deployment".into(),
         |review: &mut Value| review["request"]["namespace"] = Value::from(""),
@@ -57,6 +56,10 @@ async fn a_review_is_answered_in_the_form_that_the_api_server_takes() {
         assert_eq!((status, &answer["response"]["allowed"]), (200, &json!(true)));
         assert!(answer["response"]["patch"].is_null());
     }
+    let mut orphan = review(&pod());
+    orphan["request"]["namespace"] = "clusters-b".into();
+    let (_, answer) = ask(&orphan).await;
+    assert_eq!(answer["response"]["allowed"], false, "nobody knows what it needs");
     let mut wrong = pod();
     wrong["spec"]["containers"] = json!([]);
     let (_, answer) = ask(&review(&wrong)).await;

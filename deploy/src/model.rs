@@ -29,7 +29,7 @@ pub(crate) use parse::is_label as is_name;
 pub use period::parse_period;
 pub use plane::{ControlPlane, EtcdAccess, EtcdTls, Injection};
 pub use sidekey_core::config::KeyNumber;
-pub use tokens::{Account, Token, kept_tokens};
+pub use tokens::{Account, Token, kept_tokens, told_tokens};
 
 /// The group and version of [`SecretEncryption`].
 pub const API_VERSION: &str = "sidekey.dev/v1alpha1";

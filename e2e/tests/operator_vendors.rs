@@ -3,8 +3,11 @@
 //! encrypted becomes clear and encrypted again by kube-apiserver's own reload; no request fails.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
+use sidekey_e2e::cluster::Pod;
 use sidekey_e2e::operator::{
     AwsKeys, BETWEEN_STEPS, LocalKey, Managed, NAMESPACE, Options, VaultKey, encryption,
 };
@@ -63,6 +66,7 @@ async fn with_providers_elsewhere_no_kube_apiserver_restarts() {
     scene.vault_is_asked_for_a_version_on_a_schedule(&keys[..2], &load).await.unwrap();
     scene.write_with(3, &keys, &load).await.unwrap();
     scene.everything_becomes_clear_and_is_encrypted_again(&load).await.unwrap();
+    scene.deleted_and_put_back_it_takes_nothing_away(&load).await.unwrap();
     scene.providers_that_nobody_needs_are_gone().await.unwrap();
     let report = load.stop().await.unwrap().without_failures().unwrap();
     println!("throughout five changes, on each pod: {report}");
@@ -158,6 +162,31 @@ impl Scene {
         managed.wait_written_with(4).await?;
         load.more(BETWEEN_STEPS).await?;
         managed.all_is_under(4).await
+    }
+
+    /// Its status is lost with it.
+    async fn deleted_and_put_back_it_takes_nothing_away(&self, load: &Load) -> Result<()> {
+        let managed = &self.managed;
+        let client = managed.hosted.cluster.client();
+        let before = managed.encryption().await?;
+        let pods = client.wait_deployment(NAMESPACE, PROVIDERS).await?;
+        managed.delete_encryption().await?;
+        load.more(BETWEEN_STEPS).await?;
+        self.put(&[self.local.key(4), self.local.key(3)]).await?;
+        managed.wait_written_with(4).await?;
+        load.more(BETWEEN_STEPS).await?;
+        managed.all_is_under(4).await?;
+        let after = managed.encryption().await?;
+        ensure!(before["metadata"]["uid"] != after["metadata"]["uid"], "it is the same object");
+        let keys = |object: &Value| {
+            let keys = object["status"]["keys"].as_array().cloned().unwrap_or_default();
+            keys.iter().map(|key| key["id"].clone()).collect::<Vec<_>>()
+        };
+        ensure!(keys(&before) == keys(&after), "{:?}, then {:?}", keys(&before), keys(&after));
+        let now = client.wait_deployment(NAMESPACE, PROVIDERS).await?;
+        let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.uid.clone()).collect::<BTreeSet<_>>();
+        ensure!(uids(&pods) == uids(&now), "providers were made anew");
+        Ok(())
     }
 
     /// AWS and Vault can be gone: nothing stored needs them.

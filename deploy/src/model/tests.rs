@@ -224,6 +224,15 @@ fn a_token_stays_as_long_as_keys_that_nobody_names_any_more_need_it() {
     let key = |id: u64, vendor: &str| json!({"id": id, "type": vendor, "role": "write", "kek": {"key": "k"}});
     let known = [Token::of("aws")];
     let vault = of(json!({"keys": [key(2, "vault")]}));
+    let mut told = key(1, "aws");
+    told["credentials"] = json!({"roleArn": "r", "webIdentityTokenFile": "/run/x/token"});
+    let mut own = key(2, "aws");
+    own["credentials"] = json!({"webIdentityTokenFile": "/etc/sidekey/token"});
+    own["files"] = json!([{"name": "token", "secret": {"name": "s", "key": "token"}}]);
+    own["role"] = "read".into();
+    let told = of(json!({"keys": [told, own]}));
+    let files: Vec<String> = told_tokens(&told.spec.keys).into_iter().map(|t| t.file).collect();
+    assert_eq!(files, ["/run/x/token"]);
     let all = [(1, "aws"), (2, "vault")];
     assert_eq!(kept_tokens(&vault, all, &known).unwrap(), known, "a key of aws is loaded");
     assert_eq!(kept_tokens(&vault, [(2, "vault")], &known).unwrap(), [], "none is any more");

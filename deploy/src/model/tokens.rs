@@ -11,7 +11,7 @@ use sidekey_core::config::{Problems, parse_duration};
 
 use super::parse::is_label;
 use super::raw::{RawAccount, RawSpec, RawToken};
-use super::{SecretEncryption, names};
+use super::{Key, SecretEncryption, names};
 
 /// What the API server makes a token's life to at least.
 const SHORTEST: u64 = 600;
@@ -71,6 +71,17 @@ impl Token {
     pub fn directory(&self) -> &str {
         self.file.rsplit_once('/').map_or("", |(directory, _)| directory)
     }
+}
+
+/// The tokens that keys log in with, as far as the keys tell: their files. One among the keys' own
+/// files is nobody's to mint.
+pub fn told_tokens(keys: &[Key]) -> Vec<Token> {
+    let told = keys.iter().filter_map(|key| {
+        let file = key.credentials["webIdentityTokenFile"].as_str()?;
+        let file = Some(file).filter(|file| wrong_path(file).is_none())?;
+        Some(Token { file: file.to_owned(), ..Token::of(&key.vendor) })
+    });
+    told.collect()
 }
 
 /// Which of the `known` tokens a document must keep: those of vendors of which keys are `loaded`

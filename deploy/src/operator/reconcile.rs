@@ -40,7 +40,7 @@ use super::pki::{self, Pki};
 use super::{fronts, proxy, roll};
 use crate::fleet::{Fleet, Observation, Pods, Replica};
 use crate::model::{
-    API_VERSION, Injection, KIND, Key, Placement, SecretEncryption, kept_tokens, names,
+    API_VERSION, Injection, KIND, Key, Placement, SecretEncryption, kept_tokens, names, told_tokens,
 };
 use crate::publish::{self, Live, Options, Target};
 use crate::render::{Phase, ResolvedFiles, render};
@@ -252,7 +252,12 @@ impl<'a> Pass<'a> {
         let known = Known { files: &files, retained: &retained };
         let mut made = draft(&self.wanted, &self.live, stand, known)?;
         let loaded = made.document.spec.keys.iter().map(|key| (key.id.0, key.vendor.as_str()));
-        let kept = kept_tokens(&self.wanted, loaded, &self.report.now.tokens);
+        let mut known = self.report.now.tokens.clone();
+        if known.is_empty() {
+            // There is none, or the status that named them is lost.
+            known = told_tokens(&made.document.spec.keys);
+        }
+        let kept = kept_tokens(&self.wanted, loaded, &known);
         made.document.spec.tokens.extend(kept.map_err(|why| Halt::Refused(TOKEN_NEEDED, why))?);
         if made.document.spec.placement == Placement::Proxy && self.may_lead(&made).await? {
             proxy::lead(&mut made.document);

@@ -100,6 +100,12 @@ impl Managed {
         client.send(Method::PUT, &self.encryption_path(), Some(&next)).await
     }
 
+    /// Deletes the SecretEncryption.
+    pub async fn delete_encryption(&self) -> Result<()> {
+        self.hosted.cluster.client().send(Method::DELETE, &self.encryption_path(), None).await?;
+        Ok(())
+    }
+
     /// Creates a Secret of the control plane, or of the HostedCluster, or replaces it.
     pub async fn put_secret_in(
         &self,

@@ -54,8 +54,9 @@ impl Stages<'_> {
         let (released, built) = tokio::join!(self.release(), self.checks());
         let cluster = self.cluster().await;
         let ready = released.is_some() && cluster;
-        let (end_to_end, unit): (Vec<Executable>, Vec<Executable>) =
+        let (mut end_to_end, unit): (Vec<Executable>, Vec<Executable>) =
             built.into_iter().partition(|executable| executable.target.is_end_to_end());
+        end_to_end.sort_by_key(|one| (!one.target.is_long(), one.target.name.clone()));
         self.tests(unit, crate::cores(), released.as_deref()).await;
         if ready {
             self.tests(end_to_end, self.jobs, released.as_deref()).await;

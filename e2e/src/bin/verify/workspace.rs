@@ -7,6 +7,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+/// How the names of tests with pods on a node begin.
+const LONG: [&str; 4] = ["operator_", "hosted_", "standalone", "cli_inject"];
+
 /// Our own crates, found and not listed: a new one is verified without an edit here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Workspace {
@@ -94,6 +97,11 @@ impl TestTarget {
         self.package == env!("CARGO_PKG_NAME") && self.kind == "test" && self.name != "policy"
     }
 
+    /// Tests with pods on a node take longest: begun last, one of them would run on alone.
+    pub(crate) fn is_long(&self) -> bool {
+        self.is_end_to_end() && LONG.iter().any(|start| self.name.starts_with(start))
+    }
+
     /// The argument with which cargo builds this target and no other.
     pub(crate) fn selector(&self) -> Vec<String> {
         match self.kind.as_str() {
@@ -146,6 +154,9 @@ mod tests {
         let policy = tests.iter().find(|target| target.name == "policy").unwrap();
         assert_eq!(policy.to_string(), "sidekey-e2e test policy");
         assert!(!policy.is_end_to_end());
+        for start in LONG {
+            assert!(tests.iter().any(|test| test.is_long() && test.name.starts_with(start)));
+        }
         assert_eq!(workspace.folder("sidekey-core"), workspace.root.join("providers/core"));
     }
 }

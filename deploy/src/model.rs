@@ -15,6 +15,7 @@ mod parse;
 mod period;
 mod plane;
 mod raw;
+pub mod resources;
 mod tokens;
 
 use std::collections::BTreeMap;

@@ -84,3 +84,8 @@ pub fn provider_admin_socket(vendor: &str) -> String {
 pub fn stanza_name(stanza: &str) -> String {
     format!("{PROVIDER_NAME}-{stanza}")
 }
+
+/// The stanza that has a provider name; none for that of the first one, and for those of others.
+pub fn stanza_of(name: &str) -> Option<&str> {
+    name.strip_prefix(PROVIDER_NAME)?.strip_prefix('-')
+}

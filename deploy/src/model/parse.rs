@@ -15,7 +15,7 @@ use super::raw::{Raw, RawAutoRotation, RawCipher, RawSpec};
 use super::tokens::tokens;
 use super::{
     API_VERSION, Adoption, AutoRotation, Cipher, DEFAULT_RESOURCES, KIND, Key, KeyNumber,
-    SecretEncryption, Spec, Stanza, Writer, names,
+    SecretEncryption, Spec, Stanza, Writer, names, resources as resource_names,
 };
 
 /// What the shim's file holds by itself.
@@ -103,7 +103,7 @@ fn auto_rotation(raw: &RawAutoRotation, problems: &mut Problems) -> Option<AutoR
 }
 
 fn stanzas(raw: &RawSpec, problems: &mut Problems) -> (Vec<String>, Vec<Stanza>) {
-    let mut seen = BTreeSet::new();
+    let mut seen = Vec::new();
     let default = DEFAULT_RESOURCES.map(|name| Some(name.to_owned())).to_vec();
     let given = raw.resources.as_ref().unwrap_or(&default);
     let first = resources("resources", given, &mut seen, problems);
@@ -127,32 +127,33 @@ fn stanzas(raw: &RawSpec, problems: &mut Problems) -> (Vec<String>, Vec<Stanza>)
     (first, stanzas)
 }
 
+/// Reads a list of resources; `seen` are those of the lists before it, and then of this one too.
 fn resources(
     path: &str,
     given: &[Option<String>],
-    seen: &mut BTreeSet<String>,
+    seen: &mut Vec<String>,
     problems: &mut Problems,
 ) -> Vec<String> {
     if given.is_empty() {
         problems.add(path, "is empty: name at least one");
     }
-    let sound = |text: &str| {
-        let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b".-*".contains(&b);
-        !text.is_empty() && text.bytes().all(allowed)
-    };
+    let mut list: Vec<String> = Vec::new();
     for (index, name) in given.iter().enumerate() {
         let path = format!("{path}[{index}]");
         let Some(name) = name else { continue };
-        if !sound(name) {
-            let text = format!("{name:?} is no resource: write secrets, or name.group");
-            problems.add(&path, &text);
+        // One name in two lists would be read by both, and written by the first alone.
+        let twice = seen.iter().any(|other| resource_names::same(other, name));
+        let twice = twice.then(|| format!("{name:?} is listed twice"));
+        let wrong = resource_names::problem(name)
+            .or(twice)
+            .or_else(|| resource_names::clash(name, &list, seen));
+        if let Some(wrong) = wrong {
+            problems.add(&path, &wrong);
         }
-        // kube-apiserver takes the first stanza that names a resource: the others would never count.
-        if !seen.insert(name.clone()) {
-            problems.add(&path, &format!("{name:?} is listed twice"));
-        }
+        list.push(name.clone());
     }
-    given.iter().flatten().cloned().collect()
+    seen.extend(list.iter().cloned());
+    list
 }
 
 fn images(raw: &RawSpec, keys: &[Key], problems: &mut Problems) -> BTreeMap<String, String> {

@@ -137,6 +137,71 @@ spec:
 }
 
 #[test]
+fn resources_are_named_as_kube_apiserver_takes_them() {
+    let with = |list: &str| SMALL.replace("  keys:\n", &format!("  resources: {list}\n  keys:\n"));
+    for sound in [
+        "[secrets, configmaps, deployments.apps]",
+        "['*.*']",
+        "['*.', '*.apps', widgets.example.com]",
+        "[secrets, '*.apps', widgets.example.com]",
+    ] {
+        assert_eq!(paths(&with(sound)), [""; 0], "{sound}");
+    }
+    for wrong in [
+        "[events, Secrets]",
+        "[events, '']",
+        "[events, '*']",
+        "[events, .apps]",
+        "[events, serviceipallocations]",
+        "[events, events.events.k8s.io]",
+        "[events, '*.events.k8s.io']",
+        "[events, '*.extensions']",
+        "[events, ingresses.extensions]",
+        "[events, 'secrets.*']",
+        "[events, 'secret*']",
+        "[events, '*.app*']",
+        "[events, events]",
+        "[events, events.]",
+        "[events, '*.']",
+        "['*.', secrets]",
+        "[events, '*.*']",
+        "['*.*', '*.apps']",
+        "['*.apps', deployments.apps]",
+        "[deployments.apps, '*.apps']",
+    ] {
+        assert_eq!(paths(&with(wrong)), ["spec.resources[1]"], "{wrong}");
+    }
+    let two = |first: &str, second: &str| {
+        paths(&with(&format!("[{first}]\n  stanzas: [{{name: b, resources: [{second}]}}]")))
+    };
+    assert_eq!(two("secrets", "'*.*'"), [""; 0], "what is named before a wildcard is not masked");
+    for (first, second) in [("'*.'", "secrets"), ("'*.*'", "'*.apps'"), ("secrets", "secrets")] {
+        assert_eq!(two(first, second), ["spec.stanzas[0].resources[0]"], "{first} {second}");
+    }
+}
+
+#[test]
+fn what_a_wildcard_covers_is_what_kube_apiserver_reads_with_it() {
+    for (name, other, covered) in [
+        ("*.*", "secrets", true),
+        ("*.*", "*.apps", true),
+        ("*.", "secrets", true),
+        ("*.", "deployments.apps", false),
+        ("*.apps", "deployments.apps", true),
+        ("*.apps", "x.apps.example.com", false),
+        ("*.apps", "*.*", false),
+        ("secrets", "secrets.", true),
+        ("secrets", "*.", false),
+        ("secrets", "configmaps", false),
+    ] {
+        assert_eq!(resources::covers(name, other), covered, "{name} {other}");
+    }
+    assert!(resources::fit("secrets", "secrets") > resources::fit("*.", "secrets"));
+    assert!(resources::fit("*.", "secrets") > resources::fit("*.*", "secrets"));
+    assert!(resources::fit("*.*", "*.*") > resources::fit("*.apps", "*.*"));
+}
+
+#[test]
 fn one_key_writes_and_no_two_share_a_socket_or_a_file_of_other_content() {
     assert_eq!(paths(&SMALL.replace("role: write", "role: read")), ["spec.keys"]);
     let shared = SMALL.replace("type: local, role: read", "type: vault, role: read");

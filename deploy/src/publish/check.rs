@@ -8,7 +8,7 @@ use super::view::KeyView;
 use super::{Options, View};
 use crate::Error;
 use crate::model::KeyNumber;
-use crate::render::encryption::{Provider, by_resource};
+use crate::render::encryption::{Provider, StanzaView, providers};
 
 /// Why a change is not safe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,19 +70,25 @@ pub fn objections(old: &View, new: &View) -> Vec<Objection> {
     let mut list = keys(old, new);
     list.extend(legacy(old, new));
     if let (Some(before), Some(after)) = (&old.stanzas, &new.stanzas) {
-        let (before, after) = (by_resource(before), by_resource(after));
-        for (resource, providers) in &before {
-            match after.get(resource) {
+        // What a wildcard had counts too, where a resource gets a stanza of its own.
+        for resource in names(before).union(&names(after)) {
+            let Some(old) = providers(before, resource) else { continue };
+            match providers(after, resource) {
                 None => list.push(Objection::unless(
                     *resource,
                     format!("{resource} would no longer be in EncryptionConfiguration: what is encrypted of them could not be read"),
                 )),
-                Some(others) => list.extend(resource_objections(resource, providers, others)),
+                Some(new) => list.extend(resource_objections(resource, &old, &new)),
             }
         }
     }
     list.dedup();
     list
+}
+
+/// Every resource that is named.
+fn names(stanzas: &[StanzaView]) -> BTreeSet<&str> {
+    stanzas.iter().flat_map(|stanza| stanza.resources.iter().map(String::as_str)).collect()
 }
 
 fn keys(old: &View, new: &View) -> Vec<Objection> {
@@ -186,19 +192,19 @@ fn secrets(providers: &[&Provider]) -> BTreeMap<String, String> {
 fn advice(old: &View, new: &View) -> Vec<String> {
     let mut notes = Vec::new();
     let Some(after) = &new.stanzas else { return notes };
-    let encrypts = |providers: &[&Provider]| {
-        providers.first().is_some_and(|first| !matches!(first, Provider::Identity))
+    let written = |stanzas: &[StanzaView], resource: &str| {
+        let list = providers(stanzas, resource).unwrap_or_default();
+        list.first().is_some_and(|first| !matches!(first, Provider::Identity))
     };
     match &old.stanzas {
-        None if by_resource(after).values().any(|providers| encrypts(providers)) => notes.push(
+        None if names(after).iter().any(|name| written(after, name)) => notes.push(
             "nothing was published here before: with several kube-apiservers publish with \
              --identity-first until all of them have it, so that none meets what it cannot read"
                 .to_owned(),
         ),
         Some(before) => {
-            let before = by_resource(before);
-            for (resource, providers) in by_resource(after) {
-                if !before.contains_key(resource) && encrypts(&providers) {
+            for resource in names(after) {
+                if providers(before, resource).is_none() && written(after, resource) {
                     notes.push(format!(
                         "{resource} are new: a kube-apiserver that has not reloaded yet cannot read what others encrypt of them"
                     ));

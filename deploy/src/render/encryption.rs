@@ -1,7 +1,5 @@
 //! kube-apiserver's EncryptionConfiguration: made here, and read back from wherever it is live.
 
-use std::collections::BTreeMap;
-
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
@@ -9,7 +7,7 @@ use sidekey_core::config::Problems;
 
 use super::{Phase, ResolvedFiles};
 use crate::Error;
-use crate::model::{Cipher, SecretEncryption, Writer, names};
+use crate::model::{Cipher, SecretEncryption, Writer, names, resources};
 
 /// One entry of a stanza's `providers`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,7 +105,30 @@ pub(super) fn configuration(
         let providers: Vec<Value> = providers.into_iter().map(|(_, value)| value).collect();
         list.push(json!({"resources": resources, "providers": providers}));
     }
-    Ok(document(list))
+    accepted(document(list), &encryption.name)
+}
+
+/// The document, if kube-apiserver takes it: running ones would keep what they have, and those that
+/// start would not come up.
+pub(super) fn accepted(document: Value, name: &str) -> Result<Value, Error> {
+    let mut wrong = Vec::new();
+    let mut before = Vec::new();
+    for stanza in document["resources"].as_array().into_iter().flatten() {
+        let mut list: Vec<String> = Vec::new();
+        let names = stanza["resources"].as_array().into_iter().flatten();
+        for name in names.filter_map(Value::as_str) {
+            wrong.extend(resources::problem(name));
+            wrong.extend(resources::clash(name, &list, &before));
+            list.push(name.to_owned());
+        }
+        before.extend(list);
+    }
+    if wrong.is_empty() {
+        return Ok(document);
+    }
+    let what = format!("kube-apiserver would refuse the EncryptionConfiguration of {name}");
+    Err(Error::usage(format!("{what}: {}", wrong.join("; ")))
+        .hint("change resources or stanzas: what is published stays until then"))
 }
 
 fn cipher_provider(cipher: &Cipher, files: &ResolvedFiles) -> Result<Value, Error> {
@@ -178,14 +199,14 @@ fn read_provider(value: &Value) -> Option<Provider> {
     })
 }
 
-/// What each resource can be read with, the writer first.
-pub fn by_resource(stanzas: &[StanzaView]) -> BTreeMap<&str, Vec<&Provider>> {
-    let mut map = BTreeMap::new();
-    for stanza in stanzas {
-        for resource in &stanza.resources {
-            // As kube-apiserver: the first stanza that names a resource counts.
-            map.entry(resource.as_str()).or_insert_with(|| stanza.providers.iter().collect());
-        }
-    }
-    map
+/// What a resource is read with, the writer first; none if no stanza has it. As kube-apiserver looks
+/// it up: its own name goes before `*.group`, that before `*.*`, and stanzas with the same name add
+/// up.
+pub fn providers<'a>(stanzas: &'a [StanzaView], resource: &str) -> Option<Vec<&'a Provider>> {
+    let fit = |stanza: &StanzaView| {
+        stanza.resources.iter().filter_map(|name| resources::fit(name, resource)).max()
+    };
+    let best = stanzas.iter().filter_map(fit).max()?;
+    let named = stanzas.iter().filter(|stanza| fit(stanza) == Some(best));
+    Some(named.flat_map(|stanza| &stanza.providers).collect())
 }

@@ -130,7 +130,8 @@ fn hypershift(
         false => &spec.resources,
     };
     let stanza = json!({"resources": resources, "providers": providers});
-    let text = report::yaml(&encryption::document(vec![stanza]))?;
+    let text =
+        report::yaml(&encryption::accepted(encryption::document(vec![stanza]), &encryption.name)?)?;
     let content = [("config.yaml".to_owned(), Secret::new(text.into_bytes()))].into();
     let mut metadata = json!({"name": HYPERSHIFT_SECRET});
     if let Some(namespace) = &encryption.namespace {
@@ -224,6 +225,7 @@ fn openshift(
         json!({"resources": [resource], "providers": providers})
     });
     let document = encryption::document(stanzas.collect());
+    let document = encryption::accepted(document, &encryption.name)?;
     let mut data = BTreeMap::new();
     data.insert("encryption-config".to_owned(), Secret::new(document.to_string().into_bytes()));
     let mut objects = Vec::new();

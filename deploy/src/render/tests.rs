@@ -11,7 +11,6 @@ kind: SecretEncryption
 metadata: {name: cluster-a, namespace: clusters-cluster-a}
 spec:
   resources: [secrets]
-  stanzas: [{name: tokens, resources: [oauthaccesstokens.oauth.openshift.io]}]
   shim: {coast: 30s}
   legacyKey: 1
   adopt:
@@ -39,6 +38,23 @@ fn files(encryption: &SecretEncryption) -> ResolvedFiles {
 fn rendered(text: &str, revision: u64, phase: Phase) -> Rendered {
     let encryption = SecretEncryption::parse(text).unwrap();
     render(&encryption, revision, &files(&encryption), phase).unwrap()
+}
+
+/// The same with two stanzas, which nothing can be adopted with.
+fn stanzas() -> String {
+    let tokens = "stanzas: [{name: tokens, resources: [oauthaccesstokens.oauth.openshift.io]}]";
+    let begin = DOCUMENT.find("adopt:").unwrap();
+    let end = DOCUMENT.find("keys:").unwrap();
+    format!("{}{tokens}\n  {}", &DOCUMENT[..begin], &DOCUMENT[end..])
+}
+
+/// What each stanza of kube-apiserver's file reads, the writer first.
+fn labels(rendered: &Rendered) -> Vec<Vec<String>> {
+    let stanzas = encryption::view(&read(rendered, PartName::KubeApiserver)).unwrap();
+    let labels = |stanza: &encryption::StanzaView| -> Vec<String> {
+        stanza.providers.iter().flat_map(encryption::Provider::labels).collect()
+    };
+    stanzas.iter().map(labels).collect()
 }
 
 fn read(rendered: &Rendered, part: PartName) -> Value {
@@ -83,19 +99,33 @@ fn every_part_of_a_key_is_made_together() {
 
 #[test]
 fn names_of_stored_data_stay_and_identity_is_last_until_it_writes() {
-    let names = |phase| {
-        let rendered = rendered(DOCUMENT, 1, phase);
-        let stanzas = encryption::view(&read(&rendered, PartName::KubeApiserver)).unwrap();
-        let labels = |stanza: &encryption::StanzaView| -> Vec<String> {
-            stanza.providers.iter().flat_map(encryption::Provider::labels).collect()
-        };
-        stanzas.iter().map(labels).collect::<Vec<_>>()
+    let names = |text: &str, phase| labels(&rendered(text, 1, phase));
+    assert_eq!(names(DOCUMENT, Phase::Settled), [["sidekey", "old", "older", "identity"]]);
+    assert_eq!(names(DOCUMENT, Phase::IdentityFirst), [["identity", "sidekey", "old", "older"]]);
+    let two = [["sidekey", "identity"], ["sidekey-tokens", "identity"]];
+    assert_eq!(names(&stanzas(), Phase::Settled), two);
+}
+
+#[test]
+fn what_kube_apiserver_would_refuse_is_not_rendered() {
+    let sound = SecretEncryption::parse(&stanzas()).unwrap();
+    let text = |change: &dyn Fn(&mut SecretEncryption)| {
+        let mut encryption = sound.clone();
+        change(&mut encryption);
+        let error = render(&encryption, 1, &files(&encryption), Phase::Settled).unwrap_err();
+        assert_eq!(error.exit(), crate::Exit::Usage);
+        error.report()
     };
-    assert_eq!(
-        names(Phase::Settled),
-        [["sidekey", "old", "older", "identity"], ["sidekey-tokens", "old", "older", "identity"]]
-    );
-    assert_eq!(names(Phase::IdentityFirst)[0], ["identity", "sidekey", "old", "older"]);
+    for (list, why) in [
+        (["*.*", "secrets"], "is in \"*.*\" already"),
+        (["secrets", "*."], "has \"secrets\" in it"),
+        (["secrets", "secrets."], "is listed twice"),
+        (["secrets", "*"], "write *. for the core group"),
+        (["secrets", "*.oauth.openshift.io"], "comes before it"),
+    ] {
+        let found = text(&|encryption| encryption.spec.resources = list.map(str::to_owned).into());
+        assert!(found.contains(why), "{list:?}: {found}");
+    }
 }
 
 #[test]

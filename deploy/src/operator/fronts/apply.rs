@@ -17,6 +17,7 @@ use super::{
 };
 use crate::Error;
 use crate::cluster::refused;
+use crate::model::resources::covers;
 use crate::model::{API_VERSION, KIND, Key, Role, SecretEncryption, names};
 use crate::operator::api;
 use crate::operator::status::Status;
@@ -239,7 +240,11 @@ fn resources(draft: &Draft, before: &Value) -> Vec<Value> {
     let elsewhere: Vec<Value> =
         items(&stanzas).flat_map(|stanza| texts(&stanza["resources"])).collect();
     for name in texts(&before["resources"]) {
-        if !all.contains(&name) && !elsewhere.contains(&name) {
+        let text = name.as_str().unwrap_or_default();
+        let has = |other: &Value| other.as_str().is_some_and(|one| covers(one, text));
+        if !all.iter().any(has) && !elsewhere.contains(&name) {
+            // One list has either the wildcard or what is in it.
+            all.retain(|other| other.as_str().is_none_or(|one| !covers(text, one)));
             all.push(name);
         }
     }

@@ -13,7 +13,9 @@ use super::settings::Settings;
 use super::sources::{self, Copies};
 use super::{Failure, Fault, Front};
 use crate::Error;
-use crate::model::{API_VERSION, FileSource, KIND, Key, KeyNumber, SecretEncryption, Token, names};
+use crate::model::{
+    API_VERSION, FileSource, KIND, Key, KeyNumber, SecretEncryption, Token, names, resources,
+};
 use crate::operator::status::Status;
 use crate::render::ResolvedFiles;
 use crate::render::hosted::{Hosted, Identity, KnownKey, parse};
@@ -257,7 +259,8 @@ pub(super) async fn add_past(
         }
     }
     for resource in past.resources {
-        if !spec.resources.contains(&resource) {
+        if !spec.resources.iter().any(|name| resources::covers(name, &resource)) {
+            spec.resources.retain(|name| !resources::covers(&resource, name));
             spec.resources.push(resource);
         }
     }

@@ -12,9 +12,10 @@ use super::writes::{Writes, promote};
 use crate::Error;
 use crate::model::{
     Adoption, Cipher, CipherKind, FileRef, FileSource, Key, KeyNumber, ObjectKey, SecretEncryption,
-    Writer, names,
+    Writer, names, resources,
 };
 use crate::publish::{Live, View};
+use crate::render::encryption::Provider;
 use crate::render::{PartName, ResolvedFiles};
 
 /// What is to be published.
@@ -198,8 +199,7 @@ impl Draft {
 
     fn keep_adopted(&mut self, body: &Value, view: &View, stand: &Stand) {
         let name = body["name"].as_str().unwrap_or_default();
-        let ours = name == names::PROVIDER_NAME
-            || name.strip_prefix(names::PROVIDER_NAME).is_some_and(|rest| rest.starts_with('-'));
+        let ours = name == names::PROVIDER_NAME || names::stanza_of(name).is_some();
         let known = self.document.spec.adopt.iter().any(|adoption| adoption.name == name);
         if ours || known || name.is_empty() || stand.leaving.contains(name) {
             return;
@@ -239,13 +239,28 @@ impl Draft {
         Ok(())
     }
 
-    /// What was encrypted of a resource must stay readable, so the resource stays.
+    /// What was encrypted of a resource must stay readable, so the resource stays. It is there
+    /// already if its own list has it, or a wildcard for it, or another list its very name.
     fn keep_resources(&mut self, view: &View) {
         let spec = &mut self.document.spec;
-        let mut known: BTreeSet<String> = spec.resources.iter().cloned().collect();
-        known.extend(spec.stanzas.iter().flat_map(|stanza| stanza.resources.clone()));
-        for resource in view.stanzas.iter().flatten().flat_map(|stanza| &stanza.resources) {
-            if known.insert(resource.clone()) {
+        for stanza in view.stanzas.iter().flatten() {
+            let kms = |provider: &Provider| match provider {
+                Provider::Kms { name, .. } => names::stanza_of(name).map(str::to_owned),
+                _ => None,
+            };
+            let own = stanza.providers.iter().find_map(kms);
+            let own = spec.stanzas.iter().find(|other| Some(&other.name) == own.as_ref());
+            let own: Vec<String> = own.map(|own| own.resources.clone()).unwrap_or_default();
+            for resource in &stanza.resources {
+                let covered = |name: &String| resources::covers(name, resource);
+                let mut others = spec.stanzas.iter().flat_map(|other| &other.resources);
+                if spec.resources.iter().chain(&own).any(covered)
+                    || others.any(|name| resources::same(name, resource))
+                {
+                    continue;
+                }
+                // One list has either the wildcard or what is in it.
+                spec.resources.retain(|name| !resources::covers(resource, name));
                 spec.resources.push(resource.clone());
             }
         }

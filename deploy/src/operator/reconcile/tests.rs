@@ -239,6 +239,29 @@ fn a_resource_that_was_encrypted_stays_in_the_configuration() {
 }
 
 #[test]
+fn a_wildcard_takes_the_place_of_what_it_covers_and_of_nothing_else() {
+    let of = |list: &[&str]| {
+        let mut document = wanted(Mode::Clear);
+        document.spec.resources = list.iter().map(|name| (*name).to_owned()).collect();
+        document
+    };
+    let stand = Stand::of(Writes::Clear);
+    for (before, after, expected) in [
+        (vec!["secrets", "configmaps"], vec!["*.*"], vec!["*.*"]),
+        (vec!["secrets", "deployments.apps"], vec!["*."], vec!["*.", "deployments.apps"]),
+        (vec!["secrets", "deployments.apps"], vec!["*.apps"], vec!["*.apps", "secrets"]),
+        (vec!["*.*"], vec!["secrets"], vec!["*.*"]),
+        (vec!["*.apps"], vec!["secrets", "deployments.apps"], vec!["secrets", "*.apps"]),
+    ] {
+        let first = draft(&of(&before), &Live::default(), &stand).unwrap();
+        let live = put(&Live::default(), &first, &[]).unwrap();
+        let made = draft(&of(&after), &live, &stand).unwrap();
+        assert_eq!(made.document.spec.resources, expected, "{before:?} to {after:?}");
+        put(&live, &made, &[]).unwrap_or_else(|error| panic!("{before:?}: {}", error.report()));
+    }
+}
+
+#[test]
 fn adopted_names_stay_with_their_key() {
     let adopted = document(json!({
         "keys": [key(1, "write")],

@@ -142,3 +142,17 @@ fn data_from_before_the_shim_keeps_its_key() {
     assert_eq!(refused(&old, &view(&keys, "legacyKey: 2, ", Phase::Settled)), ["never"]);
     assert_eq!(refused(&old, &settled(&keys)), ["1"]);
 }
+
+#[test]
+fn a_resource_that_a_wildcard_covers_is_still_there_and_what_leaves_one_keeps_its_providers() {
+    let keys = key(1, "write");
+    let with = |more: &str| view(&keys, more, Phase::Settled);
+    let (few, all) = (with("resources: [secrets, configmaps], "), with("resources: ['*.*'], "));
+    assert_eq!(refused(&few, &all), [""; 0]);
+    assert_eq!(refused(&few, &with("resources: ['*.apps'], ")), ["configmaps", "secrets"]);
+    assert_eq!(refused(&all, &few), ["*.*"]);
+    // Secrets were the wildcard's, under its name.
+    let apart = with("resources: [events, secrets], stanzas: [{name: b, resources: ['*.*']}], ");
+    let before = with("resources: [events], stanzas: [{name: b, resources: ['*.*']}], ");
+    assert_eq!(refused(&before, &apart), ["sidekey-b", "never"]);
+}

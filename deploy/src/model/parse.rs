@@ -194,6 +194,14 @@ fn known(path: &str, value: &Value, keys: &[Key], problems: &mut Problems) -> Op
 
 fn adoptions(raw: &RawSpec, keys: &[Key], problems: &mut Problems) -> Vec<Adoption> {
     let mut adoptions: Vec<Adoption> = Vec::new();
+    let several = raw.stanzas.as_ref().is_some_and(|stanzas| !stanzas.is_empty());
+    if several && raw.adopt.as_ref().is_some_and(|adopt| !adopt.is_empty()) {
+        problems.add(
+            "adopt",
+            "cannot go with stanzas: kube-apiserver takes the name of a KMS provider once in its \
+             whole file. Leave all in resources until the old names are retired, then make stanzas",
+        );
+    }
     let stanzas = raw.stanzas.iter().flatten().flatten().filter_map(|stanza| stanza.name.as_ref());
     let mut taken: BTreeSet<String> = stanzas.map(|name| names::stanza_name(name)).collect();
     taken.insert(names::PROVIDER_NAME.to_owned());

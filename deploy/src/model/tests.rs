@@ -96,6 +96,7 @@ spec:
         "kind",
         "metadata.name",
         "more",
+        "spec.adopt",
         "spec.adopt[0].listen",
         "spec.adopt[0].name",
         "spec.adopt[1].key",
@@ -199,6 +200,15 @@ fn what_a_wildcard_covers_is_what_kube_apiserver_reads_with_it() {
     assert!(resources::fit("secrets", "secrets") > resources::fit("*.", "secrets"));
     assert!(resources::fit("*.", "secrets") > resources::fit("*.*", "secrets"));
     assert!(resources::fit("*.*", "*.*") > resources::fit("*.apps", "*.*"));
+}
+
+#[test]
+fn names_of_before_are_not_adopted_into_several_stanzas() {
+    let more = "  legacyKey: 1\n  adopt: [{name: old, key: 1}]\n";
+    let adopted = SMALL.replace("  keys:\n", &format!("{more}  keys:\n"));
+    assert_eq!(paths(&adopted), [""; 0]);
+    let both = format!("{more}  stanzas: [{{name: b, resources: [events]}}]\n");
+    assert_eq!(paths(&SMALL.replace("  keys:\n", &format!("{both}  keys:\n"))), ["spec.adopt"]);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! kube-apiserver's EncryptionConfiguration: made here, and read back from wherever it is live.
 
+use std::collections::BTreeSet;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
@@ -112,7 +114,7 @@ pub(super) fn configuration(
 /// start would not come up.
 pub(super) fn accepted(document: Value, name: &str) -> Result<Value, Error> {
     let mut wrong = Vec::new();
-    let mut before = Vec::new();
+    let (mut before, mut kms) = (Vec::new(), BTreeSet::new());
     for stanza in document["resources"].as_array().into_iter().flatten() {
         let mut list: Vec<String> = Vec::new();
         let names = stanza["resources"].as_array().into_iter().flatten();
@@ -122,13 +124,19 @@ pub(super) fn accepted(document: Value, name: &str) -> Result<Value, Error> {
             list.push(name.to_owned());
         }
         before.extend(list);
+        let providers = stanza["providers"].as_array().into_iter().flatten();
+        for name in providers.filter_map(|provider| provider["kms"]["name"].as_str()) {
+            if !kms.insert(name.to_owned()) {
+                wrong.push(format!("two KMS providers have the name {name:?}"));
+            }
+        }
     }
     if wrong.is_empty() {
         return Ok(document);
     }
     let what = format!("kube-apiserver would refuse the EncryptionConfiguration of {name}");
     Err(Error::usage(format!("{what}: {}", wrong.join("; ")))
-        .hint("change resources or stanzas: what is published stays until then"))
+        .hint("change resources, stanzas or adopt: what is published stays until then"))
 }
 
 fn cipher_provider(cipher: &Cipher, files: &ResolvedFiles) -> Result<Value, Error> {

@@ -116,6 +116,9 @@ fn what_kube_apiserver_would_refuse_is_not_rendered() {
         assert_eq!(error.exit(), crate::Exit::Usage);
         error.report()
     };
+    let adopted = SecretEncryption::parse(DOCUMENT).unwrap().spec.adopt;
+    let twice = text(&|encryption| encryption.spec.adopt.clone_from(&adopted));
+    assert!(twice.contains("two KMS providers have the name \"old\""), "{twice}");
     for (list, why) in [
         (["*.*", "secrets"], "is in \"*.*\" already"),
         (["secrets", "*."], "has \"secrets\" in it"),

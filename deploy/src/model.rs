@@ -63,6 +63,10 @@ pub struct Spec {
     /// More of them, each under a name of its own; the socket is the same.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stanzas: Vec<Stanza>,
+    /// Those of all of them that are read with everything and written in clear, until every
+    /// kube-apiserver can read them otherwise. No document says it: it is the operator's to know.
+    #[serde(skip)]
+    pub unread: Vec<String>,
     /// How long kube-apiserver waits for the shim.
     pub timeout: String,
     /// Where providers run.
@@ -257,6 +261,7 @@ impl Default for Spec {
             control_plane: ControlPlane::default(),
             resources: DEFAULT_RESOURCES.map(str::to_owned).to_vec(),
             stanzas: Vec::new(),
+            unread: Vec::new(),
             timeout: "5s".to_owned(),
             placement: Placement::default(),
             images: BTreeMap::new(),
@@ -271,6 +276,16 @@ impl Default for Spec {
             tokens: Vec::new(),
             keys: Vec::new(),
         }
+    }
+}
+
+impl Spec {
+    /// Every list of resources, with the provider name of the shim in it.
+    pub fn lists(&self) -> Vec<(String, &[String])> {
+        let more = self.stanzas.iter();
+        let more = more.map(|one| (names::stanza_name(&one.name), one.resources.as_slice()));
+        let first = (names::PROVIDER_NAME.to_owned(), self.resources.as_slice());
+        [first].into_iter().chain(more).collect()
     }
 }
 

@@ -1,5 +1,7 @@
 //! What an EncryptionConfiguration would write an object with.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::envelope::{Kind, Under};
@@ -58,9 +60,11 @@ impl Stanzas {
         self
     }
 
-    /// All resources that it names.
+    /// All resources that it names, each once.
     pub fn resources(&self) -> Vec<Selector> {
-        self.stanzas.iter().flat_map(|stanza| stanza.resources.clone()).collect()
+        let mut seen = BTreeSet::new();
+        let all = self.stanzas.iter().flat_map(|stanza| stanza.resources.clone());
+        all.filter(|one| seen.insert(one.clone())).collect()
     }
 
     /// Whether an update would store an object otherwise than it is; `None` if nothing says how

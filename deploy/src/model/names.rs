@@ -89,3 +89,8 @@ pub fn stanza_name(stanza: &str) -> String {
 pub fn stanza_of(name: &str) -> Option<&str> {
     name.strip_prefix(PROVIDER_NAME)?.strip_prefix('-')
 }
+
+/// Whether a provider name is the shim's.
+pub fn is_ours(name: &str) -> bool {
+    name == PROVIDER_NAME || stanza_of(name).is_some()
+}

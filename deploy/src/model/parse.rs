@@ -57,6 +57,7 @@ fn read_spec(raw: &RawSpec, problems: &mut Problems) -> Spec {
         control_plane: plane,
         resources,
         stanzas,
+        unread: Vec::new(),
         timeout: duration("timeout", raw.timeout.as_deref(), "5s", problems),
         placement: raw.placement.unwrap_or_default(),
         images: images(raw, &keys, problems),

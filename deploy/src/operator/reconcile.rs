@@ -17,6 +17,7 @@ mod draft;
 mod numbers;
 mod outlook;
 mod report;
+mod resources;
 mod retire;
 mod steps;
 mod stood;

@@ -53,6 +53,9 @@ pub struct Status {
     /// The hash of the key_id that everything stored is under.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encrypted_under: Option<String>,
+    /// The resources that this is said of; where there are none, all that are published.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub encrypted_resources: Vec<String>,
     /// A key_id that has moved at the vendor, and since when it is seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moved: Option<Moved>,

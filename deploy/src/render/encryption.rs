@@ -79,35 +79,55 @@ pub(super) fn configuration(
     phase: Phase,
 ) -> Result<Value, Error> {
     let spec = &encryption.spec;
-    let mut stanzas = vec![(names::PROVIDER_NAME.to_owned(), &spec.resources)];
-    let more = spec.stanzas.iter();
-    stanzas.extend(more.map(|stanza| (names::stanza_name(&stanza.name), &stanza.resources)));
     let writer = match phase {
         Phase::Settled => &spec.write,
         Phase::IdentityFirst => &Writer::Identity,
     };
-    let mut list = Vec::new();
-    for (name, resources) in stanzas {
-        let mut providers: Vec<(Writer, Value)> = Vec::new();
-        if !spec.keys.is_empty() {
-            providers.push((Writer::Keys, kms(&name, names::SHIM_SOCKET, &spec.timeout)));
-        }
-        for adoption in &spec.adopt {
-            let endpoint = adoption.listen.as_deref().unwrap_or(names::SHIM_SOCKET);
-            let old = Writer::Cipher(adoption.name.clone());
-            providers.push((old, kms(&adoption.name, endpoint, &spec.timeout)));
-        }
-        for cipher in &spec.ciphers {
-            let writer = Writer::Cipher(cipher.name.clone());
-            providers.push((writer, cipher_provider(cipher, files)?));
-        }
-        providers.push((Writer::Identity, json!({"identity": {}})));
-        // The writer first; the others keep their order, with identity at the end.
-        providers.sort_by_key(|(who, _)| who != writer);
-        let providers: Vec<Value> = providers.into_iter().map(|(_, value)| value).collect();
+    let unread = |name: &&String| *writer != Writer::Identity && spec.unread.contains(name);
+    let (mut list, mut clear) = (Vec::new(), Vec::new());
+    for (name, resources) in spec.lists() {
+        let new: Vec<&String> = resources.iter().filter(unread).collect();
+        let writer = match new.len() == resources.len() {
+            true => &Writer::Identity,
+            false => {
+                clear.extend(new);
+                writer
+            }
+        };
+        let providers = stanza_providers(&name, encryption, files, writer)?;
         list.push(json!({"resources": resources, "providers": providers}));
     }
+    if !clear.is_empty() {
+        // kube-apiserver adds up what stanzas have for one resource, and the first of all writes.
+        list.insert(0, json!({"resources": clear, "providers": [{"identity": {}}]}));
+    }
     accepted(document(list), &encryption.name)
+}
+
+/// The writer first; the others keep their order, with identity at the end.
+fn stanza_providers(
+    name: &str,
+    encryption: &SecretEncryption,
+    files: &ResolvedFiles,
+    writer: &Writer,
+) -> Result<Vec<Value>, Error> {
+    let spec = &encryption.spec;
+    let mut providers: Vec<(Writer, Value)> = Vec::new();
+    if !spec.keys.is_empty() {
+        providers.push((Writer::Keys, kms(name, names::SHIM_SOCKET, &spec.timeout)));
+    }
+    for adoption in &spec.adopt {
+        let endpoint = adoption.listen.as_deref().unwrap_or(names::SHIM_SOCKET);
+        let old = Writer::Cipher(adoption.name.clone());
+        providers.push((old, kms(&adoption.name, endpoint, &spec.timeout)));
+    }
+    for cipher in &spec.ciphers {
+        let writer = Writer::Cipher(cipher.name.clone());
+        providers.push((writer, cipher_provider(cipher, files)?));
+    }
+    providers.push((Writer::Identity, json!({"identity": {}})));
+    providers.sort_by_key(|(who, _)| who != writer);
+    Ok(providers.into_iter().map(|(_, value)| value).collect())
 }
 
 /// The document, if kube-apiserver takes it: running ones would keep what they have, and those that

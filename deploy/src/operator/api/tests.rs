@@ -134,6 +134,7 @@ fn full_status() -> Status {
             detail: Some("none".into()),
         }],
         encrypted_under: Some("sha256:00".into()),
+        encrypted_resources: vec!["secrets".into()],
         moved: Some(Moved { key_id_hash: "sha256:00".into(), since: time() }),
         auto_rotation: Some(Version {
             key_id_hash: "sha256:00".into(),
@@ -231,6 +232,8 @@ fn the_full_document_leaves_nothing_of_a_spec_out() {
         control_plane: _,
         resources,
         stanzas,
+        // Never in a document.
+        unread: _,
         timeout: _,
         placement: _,
         images,

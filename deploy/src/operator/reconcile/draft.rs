@@ -8,6 +8,7 @@ use serde_json::Value;
 use sidekey_core::Secret;
 use sidekey_core::config::document;
 
+use super::resources::unread;
 use super::writes::{Writes, promote};
 use crate::Error;
 use crate::model::{
@@ -53,6 +54,8 @@ pub(super) struct Stand {
     pub(super) leaving: BTreeSet<String>,
     /// What a key's preflight has made for it to read.
     pub(super) canary: Option<(KeyNumber, Value)>,
+    /// Every kube-apiserver has what is published, and can read with all of it.
+    pub(super) proven: bool,
 }
 
 /// What is known besides documents.
@@ -67,7 +70,8 @@ pub(super) struct Known<'a> {
 impl Stand {
     pub(super) fn of(writes: Writes) -> Self {
         let promoted = writes.key();
-        Self { writes, promoted, newcomers: None, leaving: BTreeSet::new(), canary: None }
+        let leaving = BTreeSet::new();
+        Self { writes, promoted, newcomers: None, leaving, canary: None, proven: false }
     }
 }
 
@@ -109,6 +113,7 @@ pub(super) fn draft(
     if document.spec.keys.is_empty() && document.spec.write == Writer::Keys {
         document.spec.write = Writer::Identity;
     }
+    document.spec.unread = unread(document, &view, stand.proven)?;
     Ok(made)
 }
 
@@ -199,9 +204,8 @@ impl Draft {
 
     fn keep_adopted(&mut self, body: &Value, view: &View, stand: &Stand) {
         let name = body["name"].as_str().unwrap_or_default();
-        let ours = name == names::PROVIDER_NAME || names::stanza_of(name).is_some();
         let known = self.document.spec.adopt.iter().any(|adoption| adoption.name == name);
-        if ours || known || name.is_empty() || stand.leaving.contains(name) {
+        if names::is_ours(name) || known || name.is_empty() || stand.leaving.contains(name) {
             return;
         }
         let endpoint = body["endpoint"].as_str().unwrap_or_default();
@@ -243,25 +247,28 @@ impl Draft {
     /// already if its own list has it, or a wildcard for it, or another list its very name.
     fn keep_resources(&mut self, view: &View) {
         let spec = &mut self.document.spec;
-        for stanza in view.stanzas.iter().flatten() {
-            let kms = |provider: &Provider| match provider {
-                Provider::Kms { name, .. } => names::stanza_of(name).map(str::to_owned),
+        let stanzas = view.stanzas.iter().flatten();
+        // Those of identity alone have what is in others too, and say nothing of whose it is.
+        let (clear, named): (Vec<_>, Vec<_>) =
+            stanzas.partition(|stanza| stanza.providers == [Provider::Identity]);
+        for stanza in named.into_iter().chain(clear) {
+            let name = stanza.providers.iter().find_map(|provider| match provider {
+                Provider::Kms { name, .. } => names::stanza_of(name),
                 _ => None,
-            };
-            let own = stanza.providers.iter().find_map(kms);
-            let own = spec.stanzas.iter().find(|other| Some(&other.name) == own.as_ref());
-            let own: Vec<String> = own.map(|own| own.resources.clone()).unwrap_or_default();
+            });
+            let own = spec.stanzas.iter().position(|other| Some(other.name.as_str()) == name);
             for resource in &stanza.resources {
-                let covered = |name: &String| resources::covers(name, resource);
-                let mut others = spec.stanzas.iter().flat_map(|other| &other.resources);
-                if spec.resources.iter().chain(&own).any(covered)
-                    || others.any(|name| resources::same(name, resource))
-                {
-                    continue;
+                let named = |name: &String| resources::same(name, resource);
+                let known = spec.lists().iter().any(|(_, list)| list.iter().any(named));
+                let list = match own {
+                    Some(own) => &mut spec.stanzas[own].resources,
+                    None => &mut spec.resources,
+                };
+                if !known && !list.iter().any(|name| resources::covers(name, resource)) {
+                    // One list has either the wildcard or what is in it.
+                    list.retain(|name| !resources::covers(resource, name));
+                    list.push(resource.clone());
                 }
-                // One list has either the wildcard or what is in it.
-                spec.resources.retain(|name| !resources::covers(resource, name));
-                spec.resources.push(resource.clone());
             }
         }
     }

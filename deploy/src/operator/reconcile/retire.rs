@@ -51,6 +51,9 @@ impl Pass<'_> {
         if !late.is_empty() {
             return Ok(self.unsettled(reason::PUBLISHING, late));
         }
+        if let Some(wait) = self.take_in(&wanted, &published).await? {
+            return Ok(wait);
+        }
         if self.wanted.spec.placement != Placement::Proxy {
             proxy::remove(self.ctx, &self.wanted).await?;
         }
@@ -60,6 +63,9 @@ impl Pass<'_> {
         let idle = self.kept.state.as_ref().map_or("none", |state| state.stage.label());
         let idle = idle.to_owned();
         self.report.set(Subject::Rotating, Some(false), &idle, "");
+        if let Some(wait) = self.rewrite_new(&wanted, &published, &seen).await? {
+            return Ok(wait);
+        }
         if let Some(wait) = self.follow(&wanted, &published, &seen).await? {
             return Ok(wait);
         }

@@ -7,6 +7,7 @@ use super::super::reason;
 use super::draft::Stand;
 use super::outlook::{pace, refusals};
 use super::report::{Subject, age, now};
+use super::resources::{encrypted, proven};
 use super::writes::{Writes, say};
 use super::{Halt, Pass, Published};
 use crate::fleet::Observation;
@@ -92,6 +93,7 @@ impl Pass<'_> {
         }
         stand.newcomers = Some(to.key().into_iter().collect());
         stand.canary = to.key().zip(state.canary.clone());
+        stand.proven = proven(state, &self.live, promoted);
         stand
     }
 
@@ -227,8 +229,11 @@ impl Pass<'_> {
             return Ok(since(&state));
         }
         self.report.now.encrypted_under = hash;
+        self.report.now.encrypted_resources = encrypted(&published.draft.document);
         self.report.now.moved = None;
-        self.done(state, Step::Migrate).await
+        let next = self.done(state, Step::Migrate).await?;
+        self.tell_unread(&published);
+        Ok(next)
     }
 
     /// Goes back to what wrote before: the new key has never been promoted.
@@ -338,7 +343,7 @@ fn since(state: &State) -> Duration {
 }
 
 /// Whether kube-apiserver itself must learn something: between keys behind the shim it need not.
-fn changes_mode(state: &State) -> bool {
+pub(super) fn changes_mode(state: &State) -> bool {
     state.from.id == 0 || state.to.id == 0
 }
 

@@ -1,3 +1,5 @@
+mod newcomers;
+
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
@@ -87,13 +89,18 @@ fn turn(mode: Mode) -> Turn {
 
 /// The draft of a rotation at a stage.
 fn at(state: &State, live: &Live, to: Mode, promoted: bool) -> Draft {
+    staged(state, live, &wanted(to), promoted)
+}
+
+fn staged(state: &State, live: &Live, wanted: &SecretEncryption, promoted: bool) -> Draft {
     let (from, new) = (Writes::of_turn(&state.from), Writes::of_turn(&state.to));
     let mut stand = Stand::of(if promoted { new.clone() } else { from });
     if !promoted {
         stand.promoted = None;
     }
     stand.newcomers = Some(new.key().into_iter().collect());
-    draft(&wanted(to), live, &stand).unwrap()
+    stand.proven = resources::proven(state, live, promoted);
+    draft(wanted, live, &stand).unwrap()
 }
 
 /// From nothing published to this mode, with nothing retained.

@@ -36,13 +36,16 @@ impl Writes {
     pub(super) fn live(live: &Live) -> Result<Option<Self>, Error> {
         let view = live.view()?;
         let Some(stanzas) = &view.stanzas else { return Ok(None) };
-        let first = stanzas.first().and_then(|stanza| stanza.providers.first());
+        let mut first = stanzas.iter().filter_map(|stanza| stanza.providers.first());
+        // Resources that are new are written in clear for a while, whatever writes the others.
+        let any = first.clone().next();
+        let first = first.find(|provider| **provider != Provider::Identity).or(any);
         Ok(first.map(|provider| match provider {
             Provider::Identity => Self::Clear,
             Provider::Cipher { keys, .. } => {
                 keys.first().map_or(Self::Clear, |(name, _)| Self::Name(name.clone()))
             }
-            Provider::Kms { name, .. } if name == names::PROVIDER_NAME => {
+            Provider::Kms { name, .. } if names::is_ours(name) => {
                 view.writer().map_or(Self::Clear, Self::Key)
             }
             Provider::Kms { name, .. } => Self::Name(name.clone()),

@@ -136,6 +136,10 @@ impl World {
                 self.objects.remove(path);
                 (200, json!({"kind": "Status", "status": "Success"}))
             }
+            ("POST", _) if path.ends_with("/jobs") || path.ends_with("/secrets") => {
+                let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+                (201, self.keep(&format!("{path}/{name}"), body))
+            }
             _ => (404, status(404)),
         }
     }
@@ -184,8 +188,11 @@ fn selected(object: &Value, query: &str) -> bool {
     let selector = selector.unwrap_or_default().replace("%3D", "=").replace("%2C", ",");
     let selector = selector.replace("%2F", "/");
     selector.split(',').filter(|pair| !pair.is_empty()).all(|pair| {
-        let (key, value) = pair.split_once('=').unwrap();
-        object["metadata"]["labels"][key] == value
+        let labels = &object["metadata"]["labels"];
+        match pair.split_once('=') {
+            Some((key, value)) => labels[key] == value,
+            None => labels.get(pair).is_some(),
+        }
     })
 }
 

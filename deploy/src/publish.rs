@@ -56,6 +56,9 @@ pub struct Options {
     pub proofs: Vec<Proof>,
     /// Take over fields that another manager has changed.
     pub force_conflicts: bool,
+    /// Write a revision also if the heads hold just this: the newest one is of a change that was
+    /// given up half done.
+    pub anew: bool,
 }
 
 /// What was done.
@@ -76,7 +79,13 @@ pub struct Outcome {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { keep: 10, drop: BTreeSet::new(), proofs: Vec::new(), force_conflicts: false }
+        Self {
+            keep: 10,
+            drop: BTreeSet::new(),
+            proofs: Vec::new(),
+            force_conflicts: false,
+            anew: false,
+        }
     }
 }
 
@@ -121,7 +130,7 @@ pub async fn publish(
     let live = target.live(&encryption.name).await?;
     let draft = render(encryption, 0, files, phase)?;
     let mut notes = verify(&live, &draft, options)?;
-    if let Some(revision) = live.holds(&draft) {
+    if let Some(revision) = live.holds(&draft).filter(|_| !options.anew) {
         let (written, pruned) = (Vec::new(), Vec::new());
         return Ok(Outcome { revision, changed: false, written, pruned, notes });
     }

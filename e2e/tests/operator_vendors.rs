@@ -54,7 +54,7 @@ async fn with_providers_elsewhere_no_kube_apiserver_restarts() {
     let scene = Scene::start("op-proxy", json!({"placement": "Proxy"})).await.unwrap();
     scene.aws.admit_tokens_alone(&scene.managed).await.unwrap();
     let aws = scene.aws.key_with_role(1, 0);
-    scene.put(&[aws.clone()]).await.unwrap();
+    scene.put(std::slice::from_ref(&aws)).await.unwrap();
     scene.managed.wait_written_with(1).await.unwrap();
     scene.providers_have_tokens_of_the_hosted_cluster().await.unwrap();
 

@@ -54,6 +54,8 @@ struct Direct {
 pub struct Replica {
     /// Its name.
     pub name: String,
+    /// Tells it from another one of that name.
+    pub uid: Option<String>,
     /// It is being deleted, and serves on until it is gone.
     pub ending: bool,
     /// Its address.
@@ -242,7 +244,7 @@ fn replica(pod: &Pod, container: &str) -> Option<Replica> {
         (true, "Pending") if ip.is_none() => Some("the pod is Pending".to_owned()),
         _ => None,
     };
-    Some(Replica { name, ending, ip, trouble })
+    Some(Replica { name, uid: pod.metadata.uid.clone(), ending, ip, trouble })
 }
 
 #[cfg(test)]

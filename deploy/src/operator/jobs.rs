@@ -14,7 +14,7 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret as SecretObject};
@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use crate::Error;
 use crate::census::Subject;
 use crate::cluster::refused;
+use crate::migrate::Selection;
 use crate::model::{Key, SecretEncryption, names};
 use crate::render::ResolvedFiles;
 use manifest::Plan;
@@ -68,6 +69,9 @@ pub struct GateTask {
     pub key_id_hash: Option<String>,
     /// The hash of its EncryptionConfiguration.
     pub config_hash: Option<String>,
+    /// What is encrypted, and by whom, as it is published: what the document does not name any more
+    /// is stored all the same.
+    pub selection: Selection,
     /// How long one Job waits for that.
     pub wait: Duration,
 }
@@ -92,6 +96,8 @@ pub struct CensusTask {
     pub others: Vec<String>,
     /// What tells this count from one of another time.
     pub occasion: String,
+    /// So long after its end a yes is believed: etcd may have been restored since.
+    pub fresh: Duration,
     /// For tests alone: how far apart the counts must be.
     pub apart_for_tests: Option<Duration>,
 }
@@ -164,7 +170,7 @@ impl Task {
 }
 
 /// The Job of this task, and what it says. One of another task with its name is removed, and
-/// counts as absent.
+/// counts as absent; so is a count that was done too long ago.
 pub async fn look(
     client: &Client,
     encryption: &SecretEncryption,
@@ -179,6 +185,12 @@ pub async fn look(
     }
     let pod = place.pod(&job).await?;
     let found = verdict::of(task, &job, pod.as_ref());
+    if let (Task::Census(task), Found::Succeeded(_)) = (task, &found)
+        && !verdict::is_fresh(&job, pod.as_ref(), task.fresh, SystemTime::now())
+    {
+        place.remove(&job).await?;
+        return Ok(Found::Absent);
+    }
     if let Found::Running { progress: None } = found {
         // Its Secret comes after it: whoever was interrupted between the two starts again.
         if plan.secret.is_some() && !place.has_secret(&job).await? {

@@ -13,7 +13,9 @@
 //! What is published is what is wanted **and** what was published before and may still be needed:
 //! keys, ciphers, names and resources stay until etcd itself was counted.
 
+mod back;
 mod draft;
+mod leftover;
 mod numbers;
 mod outlook;
 mod report;
@@ -21,6 +23,7 @@ mod resources;
 mod retire;
 mod steps;
 mod stood;
+mod tokens;
 mod work;
 mod writes;
 
@@ -40,14 +43,13 @@ use super::context::Context;
 use super::pki::{self, Pki};
 use super::{fronts, proxy, roll};
 use crate::fleet::{Fleet, Observation, Pods, Replica};
-use crate::model::{
-    API_VERSION, Injection, KIND, Key, Placement, SecretEncryption, kept_tokens, names, told_tokens,
-};
-use crate::publish::{self, Live, Options, Target};
+use crate::model::{API_VERSION, Injection, KIND, Key, Placement, SecretEncryption, names};
+use crate::publish::{self, Live, Target};
 use crate::render::{Phase, ResolvedFiles, render};
 use crate::rotate::{Kept, State, Store};
 use crate::{Error, Exit};
 use draft::{Draft, Known, Stand, draft};
+use numbers::history;
 use report::{Report, Subject};
 use stood::Calm;
 pub use stood::Stood;
@@ -64,9 +66,6 @@ enum Halt {
     Failed(Error),
 }
 
-/// A key that is kept logs in with a token that the document takes away.
-const TOKEN_NEEDED: &str = "TokenNeeded";
-
 /// One pass.
 struct Pass<'a> {
     ctx: &'a Context,
@@ -82,6 +81,8 @@ struct Pass<'a> {
     pki: Option<Pki>,
     /// The document is translated from another object, which cannot say what may go.
     translated: bool,
+    /// Names of the document that are retired.
+    left_out: Vec<String>,
     /// Nothing is to be done, and all is well.
     calm: Option<Calm>,
 }
@@ -184,7 +185,7 @@ impl<'a> Pass<'a> {
     ) -> Result<Self, Halt> {
         let mut wanted = read(object)?;
         ctx.options.complete(&mut wanted);
-        forget(&mut wanted, report);
+        let left_out = back::forget(&mut wanted, report);
         let namespace = wanted.namespace.clone().unwrap_or_default();
         let client = ctx.client.clone();
         let target = Target::Cluster { client: client.clone(), namespace: namespace.clone() };
@@ -215,6 +216,7 @@ impl<'a> Pass<'a> {
             kept,
             pki,
             translated,
+            left_out,
             calm: None,
         })
     }
@@ -230,7 +232,7 @@ impl<'a> Pass<'a> {
         let wanted = Writes::wanted(&self.wanted);
         let live = Writes::live(&self.live)?;
         let state = self.kept.state.clone();
-        self.report.now.history = history(state.as_ref());
+        self.report.now.history = history(state.as_ref(), &self.report.now.history);
         match state.filter(|state| !state.stage.is_over()) {
             Some(state) if state.to == wanted.turn(&self.wanted) => self.go_on(state).await,
             // What may have been written with must be finished first.
@@ -251,15 +253,11 @@ impl<'a> Pass<'a> {
         let before = self.report.now.keys.iter().filter(|key| key.retained);
         let retained = before.map(|key| key.id).collect();
         let known = Known { files: &files, retained: &retained };
-        let mut made = draft(&self.wanted, &self.live, stand, known)?;
-        let loaded = made.document.spec.keys.iter().map(|key| (key.id.0, key.vendor.as_str()));
-        let mut known = self.report.now.tokens.clone();
-        if known.is_empty() {
-            // There is none, or the status that named them is lost.
-            known = told_tokens(&made.document.spec.keys);
-        }
-        let kept = kept_tokens(&self.wanted, loaded, &known);
-        made.document.spec.tokens.extend(kept.map_err(|why| Halt::Refused(TOKEN_NEEDED, why))?);
+        let idle = leftover::idle(&self.live, &self.report.now, &self.wanted)?;
+        let mut stand = stand.clone();
+        stand.leaving.extend(idle.clone());
+        let mut made = draft(&self.wanted, &self.live, &stand, known)?;
+        self.keep_tokens(&mut made.document)?;
         if made.document.spec.placement == Placement::Proxy && self.may_lead(&made).await? {
             proxy::lead(&mut made.document);
         }
@@ -268,8 +266,9 @@ impl<'a> Pass<'a> {
         }
         let rendered = render(&made.document, 0, &made.files, Phase::Settled)?;
         let (mut revision, changed) = self.live.plan(&rendered);
-        if changed {
-            let options = Options { drop, ..Options::default() };
+        let options =
+            self.allowed(&made.document, &rendered, drop.into_iter().chain(idle).collect())?;
+        if changed || options.anew {
             let (document, files) = (&made.document, &made.files);
             let phase = Phase::Settled;
             let done = publish::publish(&self.target, document, files, phase, &options).await?;
@@ -280,6 +279,7 @@ impl<'a> Pass<'a> {
         self.report.now.revision = Some(revision);
         self.report.now.keys = outlook::keys(&made);
         self.report.now.tokens = outlook::tokens(&made);
+        back::note_returned(&made.document, self.report);
         Ok(Published { draft: made, revision })
     }
 
@@ -321,6 +321,11 @@ impl<'a> Pass<'a> {
     /// What every shim says, who was asked, and how.
     async fn observe(&mut self, published: &Published) -> Result<Asked, Halt> {
         let Some(pki) = &self.pki else { return Ok(Asked::default()) };
+        if published.draft.document.spec.keys.is_empty() {
+            // Heads of before are there still; shims need not be.
+            outlook::tell(&Observation::default(), &published.draft, self.report);
+            return Ok(Asked::default());
+        }
         let pods = pods(self.ctx, &self.wanted, &self.namespace);
         let tls = pki.client()?;
         let pods = pods.direct(tls.clone(), names::SHIM_NAME, names::SHIM_ADMIN_TLS_PORT);
@@ -379,22 +384,4 @@ fn read(object: &DynamicObject) -> Result<SecretEncryption, Halt> {
     });
     SecretEncryption::from_document(&document)
         .map_err(|problems| Halt::Refused("InvalidSpec", problems.to_string()))
-}
-
-/// Names that nothing stored carries any more are not brought back by a document that still has
-/// them. What writes has not been retired.
-fn forget(wanted: &mut SecretEncryption, report: &Report) {
-    let retired: BTreeSet<&str> = report.now.retired.iter().map(|one| one.id.as_str()).collect();
-    let writes = Writes::wanted(wanted);
-    let gone = |name: &str| retired.contains(name) && writes != Writes::Name(name.to_owned());
-    wanted.spec.adopt.retain(|adoption| !gone(&adoption.name));
-    wanted.spec.ciphers.retain(|cipher| !gone(&cipher.name));
-}
-
-/// Rotations that are over, the newest first.
-fn history(state: Option<&State>) -> Vec<crate::rotate::Past> {
-    let Some(state) = state else { return Vec::new() };
-    let mut all: Vec<_> = state.past().into_iter().chain(state.history.clone()).collect();
-    all.truncate(crate::rotate::HISTORY);
-    all
 }

@@ -92,10 +92,29 @@ pub async fn idle_vendors(
     Ok(idle)
 }
 
+/// Whether any pod of the namespace, or anything that makes pods there, mounts a Secret.
+pub async fn is_mounted(
+    ctx: &Context,
+    encryption: &SecretEncryption,
+    secret: &str,
+) -> Result<bool, Error> {
+    let namespace = namespace(encryption)?;
+    let workloads = plane::workloads(&ctx.client, namespace).await?;
+    let pods = plane::pods(&ctx.client, namespace, &ListParams::default()).await?;
+    let specs = workloads.iter().map(|workload| workload.pod_spec());
+    let mut specs = specs.chain(pods.iter().map(|pod| pod.spec()));
+    Ok(specs.any(|spec| secrets(spec).any(|name| name == secret)))
+}
+
 /// The vendors whose heads a pod mounts.
 fn mounted(spec: &Value) -> impl Iterator<Item = &str> {
+    secrets(spec).filter_map(|name| name.strip_prefix(HEAD))
+}
+
+/// The Secrets that a pod mounts.
+fn secrets(spec: &Value) -> impl Iterator<Item = &str> {
     let volumes = spec["volumes"].as_array().into_iter().flatten();
-    volumes.filter_map(|volume| volume["secret"]["secretName"].as_str()?.strip_prefix(HEAD))
+    volumes.filter_map(|volume| volume["secret"]["secretName"].as_str())
 }
 
 async fn go(

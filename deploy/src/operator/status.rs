@@ -134,6 +134,9 @@ pub struct Retired {
     pub retired_time: String,
     /// What the administrator may do, and when.
     pub advice: String,
+    /// Of a name: the spec has left it out since. One that names it again brings it back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
 }
 
 /// One replica.

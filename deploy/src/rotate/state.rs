@@ -56,6 +56,10 @@ pub struct State {
     /// What the new key must be able to read, made by its preflight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<serde_json::Value>,
+    /// The new key was published before the rotation began: it may be needed, whatever becomes of
+    /// the rotation.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub published_before: bool,
     /// The revision with the new key as reader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_revision: Option<u64>,
@@ -153,6 +157,7 @@ impl State {
             updated_time: now.to_owned(),
             completion_time: None,
             canary: None,
+            published_before: false,
             read_revision: None,
             write_revision: None,
             history,

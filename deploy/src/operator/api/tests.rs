@@ -118,6 +118,7 @@ fn full_status() -> Status {
             fingerprint: "abcdabcd".into(),
             retired_time: time(),
             advice: "keep it".into(),
+            left: true,
         }],
         replicas: vec![ReplicaState {
             name: "kas-0".into(),

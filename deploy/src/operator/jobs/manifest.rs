@@ -13,7 +13,6 @@ use super::{CensusTask, GateTask, LABEL_JOB, MigrateTask, PreflightTask, RotateT
 use crate::Error;
 use crate::census::Subject;
 use crate::inject::{Minter, add_mount};
-use crate::migrate::Selection;
 use crate::model::{FileSource, Key, ObjectKey, Role, SecretEncryption, Writer, names};
 use crate::render::{PartName, Phase, ResolvedFiles, manifest, render};
 
@@ -208,10 +207,7 @@ fn gate(encryption: &SecretEncryption, task: &GateTask) -> Result<Work, Error> {
     if task.servers.is_empty() || (task.key_id_hash.is_none() && task.config_hash.is_none()) {
         return Err(Error::failed("there is no kube-apiserver, or nothing, to wait for"));
     }
-    let selection = Selection::of(encryption).map_err(|problems| {
-        Error::usage(format!("SecretEncryption {} names bad resources", encryption.name))
-            .because(problems)
-    })?;
+    let selection = &task.selection;
     let resources: Vec<String> = selection.patterns.iter().map(ToString::to_string).collect();
     let mut work = Work::new(["migrate", "--ignore-missing"]);
     work.arg(format!("--kubeconfig={}/kubeconfig", names::KUBECONFIG));

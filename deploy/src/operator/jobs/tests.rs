@@ -9,6 +9,7 @@ use super::manifest::Plan;
 use super::*;
 
 mod ask;
+mod stale;
 mod token;
 
 fn encryption() -> SecretEncryption {
@@ -44,6 +45,7 @@ fn gate() -> GateTask {
         servers: vec!["https://10.0.0.4:6443".into(), "https://10.0.0.5:6443".into()],
         key_id_hash: Some(format!("sha256:{}", "a".repeat(64))),
         config_hash: Some(format!("sha256:{}", "b".repeat(64))),
+        selection: Selection::of(&encryption()).unwrap(),
         wait: Duration::from_secs(300),
     }
 }
@@ -58,6 +60,7 @@ fn census(subject: Subject) -> Task {
         legacy: vec!["awskmskey-1".into()],
         others: vec!["old".into()],
         occasion: "1".into(),
+        fresh: Duration::from_secs(300),
         apart_for_tests: None,
     })
 }
@@ -148,6 +151,16 @@ fn rewriting_waits_for_every_server_and_every_provider() {
     assert!(Plan::new(&encryption(), &Task::Gate(alone)).is_err());
     let nothing = GateTask { key_id_hash: None, config_hash: None, ..gate() };
     assert!(Plan::new(&encryption(), &Task::Gate(nothing)).is_err());
+}
+
+#[test]
+fn what_is_published_is_rewritten_also_if_the_document_does_not_name_it_any_more() {
+    let mut less = encryption();
+    less.spec.resources.retain(|name| name != "widgets.example.com");
+    for task in [migrate(), Task::Gate(gate())] {
+        let plan = Plan::new(&less, &task).unwrap();
+        assert!(args(&plan).contains("--resources=secrets,widgets.example.com,"));
+    }
 }
 
 #[test]

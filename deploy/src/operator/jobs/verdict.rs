@@ -1,5 +1,7 @@
 //! What a Job and its pod say.
 
+use std::time::{Duration, SystemTime};
+
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use serde_json::Value;
@@ -37,6 +39,16 @@ pub(super) fn of(task: &Task, job: &Job, pod: Option<&Pod>) -> Found {
         return failed(false, "its pod is gone, and its answer with it".to_owned());
     }
     Found::Running { progress: None }
+}
+
+/// Whether it ended no longer ago than that. What does not say when it ended is not.
+pub(super) fn is_fresh(job: &Job, pod: Option<&Pod>, limit: Duration, now: SystemTime) -> bool {
+    let own = pod.and_then(|pod| container(pod.status.as_ref()?, CONTAINER));
+    let ended = own.and_then(|own| last(own)?.finished_at.clone());
+    let ended = ended.or_else(|| job.status.as_ref()?.completion_time.clone());
+    let Some(ended) = ended.map(|ended| SystemTime::from(ended.0)) else { return false };
+    // Clocks of nodes may be ahead.
+    now.duration_since(ended).map_or(true, |age| age <= limit)
 }
 
 /// Whether the container that answers has a log.

@@ -9,15 +9,16 @@ use sidekey_core::config::parse_duration;
 use sidekey_core::{hex, sha256};
 
 use super::super::reason;
+use super::back::left_out;
 use super::draft::{Retained, Stand};
 use super::outlook::pace;
 use super::report::{Subject, age, now};
 use super::writes::Writes;
-use super::{Asked, Calm, Halt, Pass, Published};
+use super::{Asked, Calm, Halt, Pass, Published, pods};
 use crate::census;
 use crate::cluster::refused;
-use crate::fleet::Observation;
-use crate::model::{KeyNumber, Placement, names};
+use crate::fleet::{Observation, Replica};
+use crate::model::{Adoption, KeyNumber, Placement, SecretEncryption, names};
 use crate::operator::jobs::{self, CensusTask, Found, MigrateTask, RotateTask, Task};
 use crate::operator::schedule::Version;
 use crate::operator::status::{Moved, Retired};
@@ -27,6 +28,10 @@ use crate::render::PartName;
 /// What the administrator is told of a key that nothing stored needs.
 const ADVICE: &str = "nothing in etcd needs it. Backups made before then do: keep it at the KMS, \
                       disabled if you like, as long as you keep any of them";
+
+/// So long, and one poll, a count that has ended is believed: in the usual way it is looked at
+/// within seconds.
+const FRESH: Duration = Duration::from_secs(300);
 
 /// Between two looks at what takes its time.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -58,10 +63,10 @@ impl Pass<'_> {
             proxy::remove(self.ctx, &self.wanted).await?;
         }
         self.tidy(&published).await?;
-        let text = format!("revision {} is in use", published.revision);
+        let left_out = left_out(&self.left_out);
+        let text = format!("revision {} is in use{left_out}", published.revision);
         self.report.set(Subject::Configured, Some(true), "AsExpected", text);
-        let idle = self.kept.state.as_ref().map_or("none", |state| state.stage.label());
-        let idle = idle.to_owned();
+        let idle = self.kept.state.as_ref().map_or("none", |state| state.stage.label()).to_owned();
         self.report.set(Subject::Rotating, Some(false), &idle, "");
         if let Some(wait) = self.rewrite_new(&wanted, &published, &seen).await? {
             return Ok(wait);
@@ -91,7 +96,8 @@ impl Pass<'_> {
         pace(known)
     }
 
-    /// Deletes the heads of vendors without a key, once no pod mounts them any more.
+    /// Deletes the heads of vendors without a key, and the shim's where there is none at all, once no
+    /// pod mounts them any more.
     async fn tidy(&mut self, published: &Published) -> Result<(), Halt> {
         let document = &published.draft.document;
         let used = document.vendors();
@@ -100,13 +106,19 @@ impl Pass<'_> {
             _ => None,
         });
         let left: Vec<&str> = heads.filter(|vendor| !used.contains(vendor)).collect();
-        if left.is_empty() {
+        let shim = document.spec.keys.is_empty() && self.live.parts.contains_key(&PartName::Shim);
+        if left.is_empty() && !shim {
             return Ok(());
         }
         let idle = roll::idle_vendors(self.ctx, document).await?;
+        let left = left.into_iter().filter(|vendor| !idle.contains_key(*vendor));
+        let mut left: Vec<String> = left.map(names::provider_secret).collect();
+        // A file without keys is refused by a shim that starts, so the last one stays as it is too.
+        if shim && !roll::is_mounted(self.ctx, document, names::SHIM_SECRET).await? {
+            left.push(names::SHIM_SECRET.to_owned());
+        }
         let api: Api<Secret> = Api::namespaced(self.ctx.client.clone(), &self.namespace);
-        for vendor in left.into_iter().filter(|vendor| !idle.contains_key(*vendor)) {
-            let name = names::provider_secret(vendor);
+        for name in left {
             match api.delete(&name, &DeleteParams::default()).await {
                 Ok(_) => self.report.event(false, "HeadRemoved", format!("Secret {name}")),
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
@@ -163,6 +175,7 @@ impl Pass<'_> {
                 fingerprint: key.fingerprint.clone(),
                 retired_time: now(),
                 advice: ADVICE.to_owned(),
+                left: false,
             })
             .collect();
         self.report.now.retired.splice(0..0, gone);
@@ -231,43 +244,53 @@ impl Pass<'_> {
         let Some(retained) = self.candidate(wanted, published) else {
             return Ok(self.ctx.options.poll);
         };
-        let task = Task::Census(self.census(&retained, published));
+        let names = last_names(&retained, &published.draft.document);
         let what = describe(&retained);
-        match self.job(&task, Subject::UpToDate, "CensusFailed").await? {
-            Err(progress) => {
-                let text = progress.unwrap_or_default();
-                if self.report.said(Subject::UpToDate) != Some("CensusFailed") {
-                    let text = format!("{what} stays until nothing needs it: {text}");
-                    self.report.set(Subject::Rotating, Some(false), "Retiring", text);
-                }
-                Ok(PAUSE)
-            }
-            Ok(_) => {
-                let mut stand = Stand::of(wanted.clone());
-                stand.leaving = BTreeSet::from([retained.name()]);
-                let mut drop = stand.leaving.clone();
-                if let Retained::Adopted(adoption) = &retained {
-                    // The key itself stays; data from before the shim does not need it any more.
-                    drop.insert(adoption.key.to_string());
-                }
-                self.publish(&stand, drop).await?;
-                jobs::clear(&self.ctx.client, &self.wanted).await?;
-                self.report.now.retired.insert(0, retired(&retained));
-                self.report.event(false, "Retired", format!("{what}: {ADVICE}"));
-                Ok(Duration::ZERO)
+        let mut open = None;
+        let replicas = pods(self.ctx, &self.wanted, &self.namespace).replicas().await?;
+        let started = self.kept.state.as_ref().map(|state| state.started_time.as_str());
+        let occasion = occasion(started, &replicas);
+        for task in self.counts(&retained, &names, published, &occasion) {
+            let task = Task::Census(task);
+            if let Err(progress) = self.job(&task, Subject::UpToDate, "CensusFailed").await? {
+                open.get_or_insert_with(|| progress.unwrap_or_default());
             }
         }
+        if let Some(text) = open {
+            if self.report.said(Subject::UpToDate) != Some("CensusFailed") {
+                let text = format!("{what} stays until nothing needs it: {text}");
+                self.report.set(Subject::Rotating, Some(false), "Retiring", text);
+            }
+            return Ok(PAUSE);
+        }
+        let mut stand = Stand::of(wanted.clone());
+        stand.leaving = BTreeSet::from([retained.name()]);
+        let mut drop = stand.leaving.clone();
+        drop.extend(names);
+        if let Retained::Adopted(adoption) = &retained {
+            // The key itself stays; data from before the shim does not need it any more.
+            drop.insert(adoption.key.to_string());
+        }
+        self.publish(&stand, drop).await?;
+        jobs::clear(&self.ctx.client, &self.wanted).await?;
+        self.report.now.retired.insert(0, retired(&retained));
+        self.report.event(false, "Retired", format!("{what}: {ADVICE}"));
+        Ok(Duration::ZERO)
     }
 
     /// What may go next: what is not wanted any more, names from before the shim, and what a
     /// document that was translated has kept because only a count can tell.
     fn candidate(&self, wanted: &Writes, published: &Published) -> Option<Retained> {
-        if let Some(retained) = published.draft.retained.first() {
-            return Some(retained.clone());
-        }
         let spec = &published.draft.document.spec;
         let writes = |name: &str| *wanted == Writes::Name(name.to_owned());
-        let adopted = spec.adopt.iter().find(|adoption| !writes(&adoption.name));
+        let mut adopted = spec.adopt.iter().filter(|adoption| !writes(&adoption.name));
+        if let Some(retained) = published.draft.retained.first() {
+            // Names go before the key whose data they are.
+            let of = |adoption: &&Adoption| retained.name() == adoption.key.to_string();
+            let adopted = adopted.find(of).cloned().map(Retained::Adopted);
+            return adopted.or_else(|| Some(retained.clone()));
+        }
+        let adopted = adopted.next();
         if let Some(adoption) = adopted {
             return Some(Retained::Adopted(adoption.clone()));
         }
@@ -275,33 +298,73 @@ impl Pass<'_> {
         cipher.map(|cipher| Retained::Cipher(cipher.clone()))
     }
 
-    fn census(&self, retained: &Retained, published: &Published) -> CensusTask {
+    /// The counts of what is to go, and of the names that go with it.
+    fn counts(
+        &self,
+        retained: &Retained,
+        names: &[String],
+        published: &Published,
+        occasion: &str,
+    ) -> Vec<CensusTask> {
         let subject = match retained {
             Retained::Key(key) => census::Subject::Key(key.id.0),
             other => census::Subject::Name(other.name()),
         };
-        let key = match retained {
-            Retained::Key(key) => Some(key.id),
-            _ => None,
+        let names = names.iter().cloned().map(census::Subject::Name);
+        let all: Vec<census::Subject> = [subject].into_iter().chain(names).collect();
+        // Of several one may end a compaction of etcd later than another, which must last so long.
+        let fresh = if all.len() > 1 { 2 * FRESH } else { FRESH } + self.ctx.options.poll;
+        let count = |subject| CensusTask { fresh, ..self.census(subject, published, occasion) };
+        all.into_iter().map(count).collect()
+    }
+
+    fn census(
+        &self,
+        subject: census::Subject,
+        published: &Published,
+        occasion: &str,
+    ) -> CensusTask {
+        let key = match subject {
+            census::Subject::Key(id) => Some(KeyNumber(id)),
+            census::Subject::Name(_) => None,
         };
         let adopted = &published.draft.document.spec.adopt;
         let names = |own: bool| {
             let some = adopted.iter().filter(move |one| (Some(one.key) == key) == own);
             some.map(|one| one.name.clone()).collect()
         };
-        // A count of before another rotation says nothing of now.
-        let state = self.kept.state.as_ref();
-        let occasion = state.map(|state| state.started_time.clone()).unwrap_or_default();
-        let mut occasion = hex(&sha256(occasion.as_bytes()));
-        occasion.truncate(8);
         CensusTask {
             subject,
             legacy: names(true),
             others: names(false),
-            occasion,
+            occasion: occasion.to_owned(),
+            fresh: FRESH,
             apart_for_tests: self.ctx.options.census_apart,
         }
     }
+}
+
+/// A count of before another rotation says nothing of now, nor does one of before every
+/// kube-apiserver was stopped, as it is for a restore of etcd.
+pub(super) fn occasion(started: Option<&str>, replicas: &[Replica]) -> String {
+    let mut pods: Vec<&str> =
+        replicas.iter().map(|replica| replica.uid.as_deref().unwrap_or(&replica.name)).collect();
+    pods.sort_unstable();
+    let text = format!("{} {}", started.unwrap_or_default(), pods.join(" "));
+    let mut occasion = hex(&sha256(text.as_bytes()));
+    occasion.truncate(8);
+    occasion
+}
+
+/// Our own provider names, if the last key behind the shim is to go: what is stored may carry one of
+/// them without being that key's.
+pub(super) fn last_names(retained: &Retained, document: &SecretEncryption) -> Vec<String> {
+    let Retained::Key(last) = retained else { return Vec::new() };
+    if document.spec.keys.iter().any(|key| key.id != last.id) {
+        return Vec::new();
+    }
+    let stanzas = document.spec.stanzas.iter().map(|stanza| names::stanza_name(&stanza.name));
+    [names::PROVIDER_NAME.to_owned()].into_iter().chain(stanzas).collect()
 }
 
 fn describe(retained: &Retained) -> String {
@@ -324,5 +387,6 @@ fn retired(retained: &Retained) -> Retired {
         fingerprint,
         retired_time: now(),
         advice: ADVICE.to_owned(),
+        left: false,
     }
 }

@@ -4,14 +4,18 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::super::reason;
-use super::draft::Stand;
+use super::draft::{Draft, Stand};
+use super::leftover::is_needed;
+use super::numbers::{history, returning};
 use super::outlook::{pace, refusals};
 use super::report::{Subject, age, now};
 use super::resources::{encrypted, proven};
 use super::writes::{Writes, say};
 use super::{Halt, Pass, Published};
+use crate::Error;
 use crate::fleet::Observation;
-use crate::model::names;
+use crate::migrate::Selection;
+use crate::model::{KeyNumber, names};
 use crate::operator::jobs::{self, GateTask, MigrateTask, PreflightTask, Task};
 use crate::operator::status::Rotation;
 use crate::render::PartName;
@@ -35,7 +39,8 @@ impl Pass<'_> {
         }
         // What an earlier rotation has found out says nothing of this one.
         jobs::clear(&self.ctx.client, &self.wanted).await?;
-        let state = State::begin(from, to, &now(), before);
+        let mut state = State::begin(from, to, &now(), before);
+        state.published_before = self.live.view()?.keys.contains_key(&KeyNumber(state.to.id));
         self.save(&state).await?;
         let note = format!("from {} to {}", say(&state.from), say(&state.to));
         self.report.event(false, "RotationStarted", note);
@@ -84,14 +89,17 @@ impl Pass<'_> {
         }
     }
 
-    /// What is published while a rotation is under way: its own key is the only new one.
+    /// What is published while a rotation is under way: its own key is the only new one, besides
+    /// those that come back.
     fn stand(&self, state: &State, promoted: bool) -> Stand {
         let (from, to) = (Writes::of_turn(&state.from), Writes::of_turn(&state.to));
         let mut stand = Stand::of(if promoted { to.clone() } else { from });
         if !promoted {
             stand.promoted = None;
         }
-        stand.newcomers = Some(to.key().into_iter().collect());
+        // What a backup has brought back is to be readable now, and rewritten with the rest.
+        let returning = returning(&self.wanted, &self.report.now);
+        stand.newcomers = Some(to.key().into_iter().chain(returning).collect());
         stand.canary = to.key().zip(state.canary.clone());
         stand.proven = proven(state, &self.live, promoted);
         stand
@@ -240,18 +248,27 @@ impl Pass<'_> {
     pub(super) async fn give_up(&mut self, state: State) -> Result<Duration, Halt> {
         let (from, to) = (Writes::of_turn(&state.from), Writes::of_turn(&state.to));
         let aborted = state.abort(&now())?;
-        if state.read_revision.is_some() {
-            // It never wrote, so nothing can need it.
+        let half = !self.left_behind(&self.wanted)?.is_empty();
+        if state.read_revision.is_some() || half {
+            // It never wrote, so nothing can need it that was not there before.
+            let needed = state.published_before || is_needed(&self.live.view()?, &state.to);
             let mut stand = Stand::of(from);
             stand.promoted = stand.promoted.filter(|_| state.from.id != 0);
             stand.newcomers = Some(BTreeSet::new());
-            let unwanted = to.key().filter(|id| {
+            let unwanted = to.key().filter(|_| !needed).filter(|id| {
                 let same = |key: &crate::model::Key| key.fingerprint() == state.to.fingerprint;
                 !self.wanted.key(*id).is_some_and(same) || Writes::wanted(&self.wanted) == to
             });
             stand.leaving = unwanted.iter().map(ToString::to_string).collect();
             let drop = stand.leaving.clone();
-            self.publish(&stand, drop).await?;
+            match self.publish(&stand, drop).await {
+                // Nobody reads what was left half published: it is told of, and tried again, when
+                // something is published next.
+                Err(_) if state.read_revision.is_none() => {}
+                published => {
+                    published?;
+                }
+            }
         }
         self.save(&aborted).await?;
         let note = format!("{} was given up; {} goes on", say(&state.to), say(&state.from));
@@ -272,6 +289,7 @@ impl Pass<'_> {
             servers,
             key_id_hash,
             config_hash: configuration_hash(published),
+            selection: selection(&published.draft)?,
             wait: GATE,
         })
     }
@@ -312,7 +330,7 @@ impl Pass<'_> {
     pub(super) fn show(&mut self, state: &State, progress: Option<String>, waiting: Vec<String>) {
         let over = state.stage.is_over();
         let now = &mut self.report.now;
-        now.history = super::history(Some(state));
+        now.history = history(Some(state), &now.history);
         now.active_key =
             Some(if state.stage.is_promoted() { state.to.clone() } else { state.from.clone() });
         now.target_key = (!over).then(|| state.to.clone());
@@ -345,6 +363,14 @@ fn since(state: &State) -> Duration {
 /// Whether kube-apiserver itself must learn something: between keys behind the shim it need not.
 pub(super) fn changes_mode(state: &State) -> bool {
     state.from.id == 0 || state.to.id == 0
+}
+
+/// What is encrypted as it is published.
+pub(super) fn selection(draft: &Draft) -> Result<Selection, Error> {
+    Selection::of(&draft.document).map_err(|problems| {
+        let name = &draft.document.name;
+        Error::usage(format!("SecretEncryption {name} names bad resources")).because(problems)
+    })
 }
 
 /// As kube-apiserver's metrics tell it.

@@ -5,14 +5,19 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use sidekey_core::Secret;
 
+use super::back::forget;
 use super::draft::Retained;
 use super::numbers::wrote_before;
+use super::retire::{last_names, occasion};
 use super::writes::promote;
 use super::*;
 use crate::model::{FileSource, KeyNumber, ObjectKey, Role};
-use crate::publish::LivePart;
+use crate::publish::{LivePart, Options};
 use crate::render::{Phase, ResolvedFiles, render};
 use crate::rotate::{Stage, Step, Turn};
+
+mod back;
+mod half;
 
 /// What a control plane may be written with, in all tests.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -139,21 +144,58 @@ fn every_change_of_mode_passes_stages_that_publishing_never_refuses() {
 #[test]
 fn what_is_not_wanted_any_more_goes_only_when_it_is_named() {
     for from in [Mode::Cipher, Mode::Key(1)] {
-        let live = settled(from);
-        let state = State::begin(turn(from), turn(Mode::Key(2)), "now", None);
-        let live = put(&live, &at(&state, &live, Mode::Key(2), false), &[]).unwrap();
-        let live = put(&live, &at(&state, &live, Mode::Key(2), true), &[]).unwrap();
-        let mut stand = Stand::of(Writes::Key(KeyNumber(2)));
-        let kept = draft(&wanted(Mode::Key(2)), &live, &stand).unwrap();
-        let name = kept.retained[0].name();
-        stand.leaving = BTreeSet::from([name.clone()]);
-        let gone = draft(&wanted(Mode::Key(2)), &live, &stand).unwrap();
-        assert!(gone.retained.is_empty());
-        assert!(put(&live, &gone, &[]).is_err(), "{from:?}: nothing has allowed it");
-        let live = put(&live, &gone, &[&name]).unwrap();
-        let after = draft(&wanted(Mode::Key(2)), &live, &Stand::of(Writes::Key(KeyNumber(2))));
-        assert!(after.unwrap().retained.is_empty());
+        for to in [Mode::Key(2), Mode::Clear, Mode::Cipher] {
+            if from != to {
+                goes_when_it_is_named(from, to);
+            }
+        }
     }
+}
+
+fn goes_when_it_is_named(from: Mode, to: Mode) {
+    let live = settled(from);
+    let state = State::begin(turn(from), turn(to), "now", None);
+    let live = put(&live, &at(&state, &live, to, false), &[]).unwrap();
+    let live = put(&live, &at(&state, &live, to, true), &[]).unwrap();
+    let mut stand = Stand::of(Writes::of_turn(&turn(to)));
+    let kept = draft(&wanted(to), &live, &stand).unwrap();
+    let retained = &kept.retained[0];
+    let names = last_names(retained, &kept.document);
+    let last = from == Mode::Key(1) && to != Mode::Key(2);
+    assert_eq!(names, if last { vec!["sidekey"] } else { vec![] }, "{from:?} to {to:?}");
+    stand.leaving = BTreeSet::from([retained.name()]);
+    let gone = draft(&wanted(to), &live, &stand).unwrap();
+    assert!(gone.retained.is_empty());
+    assert!(put(&live, &gone, &[]).is_err(), "{from:?}: nothing has allowed it");
+    let name = retained.name();
+    let drop: Vec<&str> = names.iter().chain([&name]).map(String::as_str).collect();
+    assert_eq!(put(&live, &gone, &[&name]).is_err(), last, "a name goes only if it was counted");
+    let live = put(&live, &gone, &drop).unwrap();
+    // The shim's head stays as it was while pods mount it.
+    let mut stand = Stand::of(Writes::of_turn(&turn(to)));
+    let retired = vec![back::retired(&name, &turn(from).fingerprint)];
+    let status = crate::operator::status::Status { retired, ..Default::default() };
+    stand.leaving = leftover::idle(&live, &status, &wanted(to)).unwrap();
+    assert_eq!(stand.leaving.len(), usize::from(last), "{from:?} to {to:?}");
+    assert!(draft(&wanted(to), &live, &stand).unwrap().retained.is_empty());
+}
+
+#[test]
+fn a_count_of_before_other_servers_or_another_rotation_is_another_one() {
+    let pods = |uids: &[&str]| -> Vec<Replica> {
+        let one = |uid: &&str| Replica {
+            name: "kas-0".into(),
+            uid: Some((*uid).to_owned()),
+            ending: false,
+            ip: None,
+            trouble: None,
+        };
+        uids.iter().map(one).collect()
+    };
+    let first = occasion(Some("now"), &pods(&["a", "b"]));
+    assert_eq!(first, occasion(Some("now"), &pods(&["b", "a"])));
+    assert_ne!(first, occasion(Some("now"), &pods(&["a", "c"])));
+    assert_ne!(first, occasion(Some("then"), &pods(&["a", "b"])));
 }
 
 #[test]
@@ -243,6 +285,9 @@ fn a_resource_that_was_encrypted_stays_in_the_configuration() {
         put(&Live::default(), &draft(&more, &Live::default(), &stand).unwrap(), &[]).unwrap();
     let made = draft(&wanted(Mode::Key(1)), &live, &stand).unwrap();
     assert!(made.document.spec.resources.contains(&"widgets.example.com".to_owned()));
+    // And is rewritten with the rest.
+    let selection = super::steps::selection(&made).unwrap();
+    assert!(selection.patterns.iter().any(|one| one.to_string() == "widgets.example.com"));
 }
 
 #[test]
@@ -304,13 +349,13 @@ fn a_name_that_is_retired_is_not_brought_back_by_a_document_that_still_has_it() 
         Report::of(&object)
     };
     let mut wanted = adopted();
-    forget(&mut wanted, &retired(&["7"]));
+    forget(&mut wanted, &mut retired(&["7"]));
     assert_eq!(wanted, adopted());
-    forget(&mut wanted, &retired(&["awskmskey-1", "c1"]));
+    forget(&mut wanted, &mut retired(&["awskmskey-1", "c1"]));
     assert!(wanted.spec.adopt.is_empty() && wanted.spec.ciphers.is_empty());
     let mut writes = adopted();
     writes.spec.write = crate::model::Writer::Cipher("c1".into());
-    forget(&mut writes, &retired(&["c1"]));
+    forget(&mut writes, &mut retired(&["c1"]));
     assert_eq!(writes.spec.ciphers.len(), 1, "what writes is needed, whatever was counted once");
 }
 
@@ -340,17 +385,17 @@ fn what_a_turn_says_is_what_writes() {
 #[test]
 fn a_number_that_wrote_and_was_left_never_writes_again() {
     let mut state = State::begin(turn(Mode::Key(1)), turn(Mode::Key(2)), "now", None);
-    assert!(!wrote_before(&state, 1), "it still writes");
+    assert!(!wrote_before(Some(&state), &[], 1), "it still writes");
     state.stage = Stage::WritePromote;
-    assert!(wrote_before(&state, 1));
-    assert!(!wrote_before(&state, 2), "it writes now");
+    assert!(wrote_before(Some(&state), &[], 1));
+    assert!(!wrote_before(Some(&state), &[], 2), "it writes now");
     state.stage = Stage::Interrupted;
-    assert!(!wrote_before(&state, 1) && !wrote_before(&state, 2));
+    assert!(!wrote_before(Some(&state), &[], 1) && !wrote_before(Some(&state), &[], 2));
     state = state.after(Step::Nothing, "later");
     state.stage = Stage::Completed;
     state.completion_time = Some("later".into());
     let next = State::begin(turn(Mode::Key(2)), turn(Mode::Clear), "then", Some(state));
-    assert!(wrote_before(&next, 1));
+    assert!(wrote_before(Some(&next), &[], 1));
 }
 
 #[test]

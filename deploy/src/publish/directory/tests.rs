@@ -23,6 +23,15 @@ impl Bench {
 
     /// Publishes with this content of the one file.
     fn publish(&self, name: &str, content: &[u8], keep: usize) -> Result<Outcome, Error> {
+        self.publish_with(name, content, &Options { keep, ..Options::default() })
+    }
+
+    fn publish_with(
+        &self,
+        name: &str,
+        content: &[u8],
+        options: &Options,
+    ) -> Result<Outcome, Error> {
         let text = format!(
             "apiVersion: sidekey.dev/v1alpha1\nkind: SecretEncryption\nmetadata: {{name: a}}\nspec: {{keys: [{{id: 1, type: local, role: write, credentials: {{keyFile: /etc/sidekey/{name}}}, files: [{{name: {name}, file: x}}]}}]}}"
         );
@@ -30,9 +39,8 @@ impl Bench {
         let mut files = ResolvedFiles::default();
         files.insert(encryption.sources()[0].clone(), Secret::new(content.to_vec()));
         let target = Target::Directory(self.directory.clone());
-        let options = Options { keep, ..Options::default() };
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(publish(&target, &encryption, &files, Phase::Settled, &options))
+        runtime.block_on(publish(&target, &encryption, &files, Phase::Settled, options))
     }
 
     fn read(&self, path: &str) -> Vec<u8> {
@@ -152,4 +160,24 @@ fn files_of_others_are_left_alone_and_so_is_a_directory_in_use() {
     assert!(error.report().contains("somebody else is publishing"), "{}", error.report());
     drop(held);
     bench.publish("key", b"one", 10).unwrap();
+}
+
+#[test]
+fn what_is_there_already_becomes_another_revision_where_that_is_asked_for() {
+    let bench = Bench::new();
+    bench.publish("key", b"one", 10).unwrap();
+    // One of another change, which was left half done.
+    let [first, second] =
+        [1, 2].map(|number| bench.directory.path.join(format!("revisions/{number}")));
+    std::fs::create_dir(&second).unwrap();
+    for name in list(&first).unwrap() {
+        std::fs::copy(first.join(&name), second.join(&name)).unwrap();
+    }
+    std::fs::write(second.join(crate::model::names::REVISION_FILE), r#"{"sha256": "another"}"#)
+        .unwrap();
+    assert!(!bench.publish("key", b"one", 10).unwrap().changed);
+    let options = Options { anew: true, ..Options::default() };
+    let outcome = bench.publish_with("key", b"one", &options).unwrap();
+    assert_eq!((outcome.revision, outcome.changed), (3, true));
+    assert_eq!(bench.read("local/key"), b"one");
 }

@@ -290,7 +290,7 @@ async fn a_shim_that_does_not_answer_any_more_leads_to_a_whole_pass() {
         .with_root_certificates(RootCertStore::empty())
         .with_no_client_auth();
     let ip = Some("127.255.255.254".to_owned());
-    let replica = Replica { name: "kas-0".into(), ending: false, ip, trouble: None };
+    let replica = Replica { name: "kas-0".into(), uid: None, ending: false, ip, trouble: None };
     let seen = Observation { shims: vec![shim()], ..Observation::default() };
     let calm = Calm::new(&seen, vec![replica], Some(Arc::new(tls))).unwrap();
     let versions = note(&object, &world.ctx).await.unwrap();

@@ -165,6 +165,7 @@ impl Plane {
             kept,
             pki: None,
             translated: false,
+            left_out: Vec::new(),
             calm: None,
         };
         let writes = Writes::wanted(wanted);

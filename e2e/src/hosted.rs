@@ -342,10 +342,19 @@ impl Hosted {
 
     /// What the hosted etcd holds of the load's objects of a kind in a namespace.
     pub async fn stored(&self, kind: Kind, namespace: &str) -> Result<Vec<Entry>> {
+        let prefix = format!("/registry/{}/{namespace}/load", kind.plural());
+        self.stored_between(&format!("{prefix}-"), &format!("{prefix}.")).await
+    }
+
+    /// Everything of a resource as etcd has it.
+    pub async fn stored_of(&self, resource: &str) -> Result<Vec<Entry>> {
+        let prefix = format!("/registry/{resource}");
+        self.stored_between(&format!("{prefix}/"), &format!("{prefix}0")).await
+    }
+
+    async fn stored_between(&self, first: &str, end: &str) -> Result<Vec<Entry>> {
         let pod = self.cluster.client().pod(&self.namespace, &format!("{ETCD}-0")).await?;
-        let prefix = format!("/registry/{}/{namespace}/load-", kind.plural());
-        let end = prefix.replace("load-", "load.");
-        let range = json!({"key": STANDARD.encode(&prefix), "range_end": STANDARD.encode(&end)});
+        let range = json!({"key": STANDARD.encode(first), "range_end": STANDARD.encode(end)});
         let http = self.cluster.pod_http(&pod, 2379)?;
         entries(&http.post("/v3/kv/range", &range).await?.ok()?.json()?)
     }

@@ -5,12 +5,13 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sidekey_e2e::cluster::Pod;
 use sidekey_e2e::operator::{
-    AwsKeys, BETWEEN_STEPS, LocalKey, Managed, NAMESPACE, Options, VaultKey, encryption,
+    AwsKeys, BETWEEN_STEPS, LocalKey, Managed, NAMESPACE, Options, ROTATION, VaultKey, encryption,
 };
+use sidekey_e2e::shim::replicas::key_number;
 use sidekey_e2e::wait::PATIENCE;
 use sidekey_e2e::{Load, eventually};
 
@@ -45,6 +46,9 @@ async fn with_sidecars_each_vendor_takes_one_rolling_update() {
             assert_eq!(scene.managed.rollouts().await.unwrap(), before + 1, "for a version");
         }
     }
+    let before = scene.managed.rollouts().await.unwrap();
+    scene.one_more_resource_is_read_by_all_before_one_encrypts_it(&keys, &load).await.unwrap();
+    assert_eq!(scene.managed.rollouts().await.unwrap(), before, "for a resource");
     let report = load.stop().await.unwrap().without_failures().unwrap();
     println!("throughout two changes of vendor, through the balancer: {report}");
 }
@@ -127,6 +131,54 @@ impl Scene {
         self.managed.wait_followed(2, &before).await?;
         load.more(BETWEEN_STEPS).await?;
         self.managed.all_is_under(2).await
+    }
+
+    /// Both replicas are asked all the while, for what either of them writes.
+    async fn one_more_resource_is_read_by_all_before_one_encrypts_it(
+        &self,
+        keys: &[Value],
+        load: &Load,
+    ) -> Result<()> {
+        let (managed, hosted) = (&self.managed, &self.managed.hosted);
+        let pods = hosted.pods().await?;
+        let servers: Vec<_> = pods.iter().map(|pod| hosted.server(pod)).collect::<Result<_>>()?;
+        let keys: Vec<Value> = keys.iter().rev().cloned().collect();
+        let mut document = self.document(&keys);
+        document["spec"]["resources"] = json!(["secrets", "configmaps", "serviceaccounts"]);
+        managed.put_encryption(&document).await?;
+        let mut made = 0;
+        eventually("service accounts are encrypted", ROTATION, async || {
+            for server in &servers {
+                let metadata = json!({"name": format!("account-{made}"), "namespace": "default"});
+                let account = json!({
+                    "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata,
+                });
+                made += 1;
+                // A failure is the end of the wait, no reason to ask again.
+                if let Err(error) = server.apply(&account).await {
+                    return Ok(Err(error));
+                }
+                for other in &servers {
+                    if let Err(error) = other.get("/api/v1/serviceaccounts").await {
+                        return Ok(Err(error));
+                    }
+                }
+            }
+            let status = managed.encryption().await?["status"].clone();
+            let listed = &status["encryptedResources"];
+            ensure!(listed == &json!(["configmaps", "secrets", "serviceaccounts"]), "{listed}");
+            Ok(Ok(()))
+        })
+        .await??;
+        managed.wait_condition("EtcdDataEncryptionUpToDate", "True").await?;
+        load.more(BETWEEN_STEPS).await?;
+        let stored = hosted.stored_of("serviceaccounts").await?;
+        ensure!(stored.len() >= made, "{} are stored", stored.len());
+        for entry in stored {
+            let key = key_number(&entry.value).with_context(|| entry.key.clone())?;
+            ensure!(key == 3, "{} is under key {key}", entry.key);
+        }
+        Ok(())
     }
 
     /// Nobody but the operator asks for it.

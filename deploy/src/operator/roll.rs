@@ -45,6 +45,8 @@ use step::{Outlook, Step};
 
 /// What [`LABEL_INJECT`] says where pods get sidecars.
 const ENABLED: &str = "enabled";
+/// The flag of a kube-apiserver that keeps some resources in another etcd.
+const OVERRIDES: &str = "--etcd-servers-overrides";
 /// Before the vendor in the name of a head.
 const HEAD: &str = "sidekey-provider-";
 
@@ -104,6 +106,30 @@ pub async fn is_mounted(
     let specs = workloads.iter().map(|workload| workload.pod_spec());
     let mut specs = specs.chain(pods.iter().map(|pod| pod.spec()));
     Ok(specs.any(|spec| secrets(spec).any(|name| name == secret)))
+}
+
+/// Why a count of the one etcd that is known says too little, if so: a kube-apiserver keeps some
+/// resources in another one.
+pub async fn stores_elsewhere(
+    ctx: &Context,
+    encryption: &SecretEncryption,
+) -> Result<Option<String>, Error> {
+    let plane = Plane::read(&ctx.client, encryption).await?;
+    let workloads = plane.workloads.iter().map(|one| (one.title(), one.pod_spec()));
+    let mut all = workloads.chain(plane.pods.iter().map(|pod| (pod.title(), pod.spec())));
+    let words = |spec: &Value| {
+        let containers = spec["containers"].as_array().cloned().unwrap_or_default();
+        let lists =
+            containers.into_iter().flat_map(|mut one| [one["command"].take(), one["args"].take()]);
+        lists.map(|list| list.to_string()).collect::<String>()
+    };
+    let found = all.find(|(_, spec)| words(spec).contains(OVERRIDES));
+    Ok(found.map(|(title, _)| {
+        format!(
+            "{title} has {OVERRIDES}, and only one etcd is counted here: ask `sidekey census \
+             --may-drop` of each, then let it go with `sidekey publish --force-drop`"
+        )
+    }))
 }
 
 /// The vendors whose heads a pod mounts.

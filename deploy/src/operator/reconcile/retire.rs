@@ -246,6 +246,15 @@ impl Pass<'_> {
         };
         let names = last_names(&retained, &published.draft.document);
         let what = describe(&retained);
+        if let Some(why) = roll::stores_elsewhere(self.ctx, &self.wanted).await? {
+            self.report.set(
+                Subject::Rotating,
+                Some(false),
+                "Retained",
+                format!("{what} stays: {why}"),
+            );
+            return Ok(self.ctx.options.poll);
+        }
         let mut open = None;
         let replicas = pods(self.ctx, &self.wanted, &self.namespace).replicas().await?;
         let started = self.kept.state.as_ref().map(|state| state.started_time.as_str());

@@ -5,6 +5,7 @@ use super::step::{by_eviction, by_others, by_template};
 use super::*;
 use crate::inject::{Sidecars, form};
 
+mod elsewhere;
 mod tokens;
 
 const NAMESPACE: &str = "clusters-a";

@@ -200,7 +200,8 @@ fn adoptions(raw: &RawSpec, keys: &[Key], problems: &mut Problems) -> Vec<Adopti
         problems.add(
             "adopt",
             "cannot go with stanzas: kube-apiserver takes the name of a KMS provider once in its \
-             whole file. Leave all in resources until the old names are retired, then make stanzas",
+             whole file. Leave all in resources until the old names are retired, then \
+             take adopt out and make stanzas",
         );
     }
     let stanzas = raw.stanzas.iter().flatten().flatten().filter_map(|stanza| stanza.name.as_ref());

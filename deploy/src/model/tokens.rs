@@ -75,8 +75,8 @@ impl Token {
 
 /// The tokens that keys log in with, as far as the keys tell: their files. One among the keys' own
 /// files is nobody's to mint.
-pub fn told_tokens(keys: &[Key]) -> Vec<Token> {
-    let told = keys.iter().filter_map(|key| {
+pub fn told_tokens<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Vec<Token> {
+    let told = keys.into_iter().filter_map(|key| {
         let file = key.credentials["webIdentityTokenFile"].as_str()?;
         let file = Some(file).filter(|file| wrong_path(file).is_none())?;
         Some(Token { file: file.to_owned(), ..Token::of(&key.vendor) })

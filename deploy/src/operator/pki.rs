@@ -71,7 +71,7 @@ pub async fn ensure(
                 Some(anchor) => store.shims_have(anchor).await?,
                 None => false,
             };
-            if authority.advance(now, spread)? {
+            if authority.advance(now, spread)? || is_owned(&object) {
                 store.write(names::CA_SECRET, Some(object), authority.files()).await?;
             }
             authority
@@ -208,7 +208,8 @@ impl Store {
     ) -> Result<(), Error> {
         let object = self.read(secret).await?;
         let files = object.as_ref().map(contents).unwrap_or_default();
-        if let Some(files) = renewed(files, authority, names, purpose, now)? {
+        let owned = object.as_ref().is_some_and(is_owned).then(|| files.clone());
+        if let Some(files) = renewed(files, authority, names, purpose, now)?.or(owned) {
             self.write(secret, object, files).await?;
         }
         Ok(())
@@ -226,6 +227,11 @@ impl Store {
         let what = format!("Secret {}/{name} holds no CA", self.namespace);
         Error::failed(what).because(error).hint("delete it, and a new CA is made")
     }
+}
+
+/// Whether the garbage collector would take it with something else.
+fn is_owned(object: &Object) -> bool {
+    !object.owner_references().is_empty()
 }
 
 /// What a certificate's Secret should hold, if that is not what it holds.

@@ -15,15 +15,16 @@
 
 mod back;
 mod draft;
+mod follow;
 mod leftover;
 mod numbers;
 mod outlook;
+mod recall;
 mod report;
 mod resources;
 mod retire;
 mod steps;
 mod stood;
-mod tokens;
 mod work;
 mod writes;
 
@@ -190,9 +191,7 @@ impl<'a> Pass<'a> {
         let client = ctx.client.clone();
         let target = Target::Cluster { client: client.clone(), namespace: namespace.clone() };
         let live = target.live(&wanted.name).await?;
-        // A status that was lost: the webhook must know that something is published, whatever
-        // becomes of this pass.
-        report.now.revision = report.now.revision.or_else(|| live.revision());
+        recall::recall(report, &live, &wanted)?;
         let store = Store::cluster(client.clone(), &namespace);
         let kept = store.load().await?;
         let keys = !wanted.spec.keys.is_empty() || !live.view()?.keys.is_empty();

@@ -147,6 +147,20 @@ async fn nothing_goes_with_a_secret_encryption_that_somebody_deletes() {
         assert_eq!(metadata["labels"][names::LABEL_ENCRYPTION], "cluster-a", "{path}");
         assert!(metadata["ownerReferences"].is_null(), "{path}: {metadata}");
     }
+    // Those of an older version were owned.
+    for path in &secrets {
+        let mut secret = fake.at(path);
+        let owner = json!({"apiVersion": "v1", "kind": "X", "name": "a", "uid": "u"});
+        secret["metadata"]["ownerReferences"] = json!([owner]);
+        fake.put(path, secret);
+    }
+    crate::operator::pki::ensure(&ctx.client, "clusters-a", "cluster-a", true).await.unwrap();
+    assert_eq!(fake.written().len(), 3);
+    for path in &secrets {
+        assert!(fake.at(path)["metadata"]["ownerReferences"].is_null(), "{path}");
+    }
+    crate::operator::pki::ensure(&ctx.client, "clusters-a", "cluster-a", true).await.unwrap();
+    assert!(fake.written().is_empty());
 }
 
 #[tokio::test]

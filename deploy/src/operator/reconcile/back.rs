@@ -36,7 +36,8 @@ pub(super) fn left_out(names: &[String]) -> String {
     )
 }
 
-/// What is published again is not retired any more.
+/// What is published again is not retired any more; and what is stored under it, which nobody has
+/// counted since, is to be rewritten.
 pub(super) fn note_returned(published: &SecretEncryption, report: &mut Report) {
     let back = |one: &Retired| match number(one) {
         Some(id) => published.spec.keys.iter().any(|key| key.id.0 == id),
@@ -45,6 +46,9 @@ pub(super) fn note_returned(published: &SecretEncryption, report: &mut Report) {
     let (back, retired) = std::mem::take(&mut report.now.retired).into_iter().partition(back);
     report.now.retired = retired;
     let back: Vec<Retired> = back;
+    if !back.is_empty() {
+        report.now.encrypted_under = None;
+    }
     for one in back {
         let note = format!("{} ({}) was retired, and reads again", one.id, one.vendor);
         report.event(false, "Returned", note);

@@ -15,7 +15,7 @@ use crate::operator::status::Status;
 use crate::publish::{self, Live, Options, View};
 use crate::render::Rendered;
 use crate::render::encryption::Provider;
-use crate::rotate::{State, Turn};
+use crate::rotate::{Stage, State, Turn};
 
 impl Pass<'_> {
     /// What publishing may do: let go what is named, and what was left behind.
@@ -45,7 +45,7 @@ impl Pass<'_> {
     }
 }
 
-/// What only the newest revision has, of a rotation that never came to promotion: as whoever allows
+/// What only the newest revision has, of rotations that never came to promotion: as whoever allows
 /// it to go calls it.
 pub(super) fn left_behind(
     live: &Live,
@@ -53,20 +53,25 @@ pub(super) fn left_behind(
     status: &Status,
     document: &SecretEncryption,
 ) -> Result<BTreeSet<String>, Error> {
-    let none = BTreeSet::new();
-    let Some(state) = state.filter(|state| !may_have_written(state, status)) else {
-        return Ok(none);
-    };
-    let name = match Writes::of_turn(&state.to) {
-        Writes::Key(id) if document.key(id).is_none() => id.to_string(),
-        Writes::Name(name) if document.spec.ciphers.iter().all(|one| one.name != name) => name,
-        _ => return Ok(none),
-    };
+    let Some(state) = state else { return Ok(BTreeSet::new()) };
+    let given_up = state.history.iter().filter(|past| past.state == Stage::Interrupted);
+    let turns = [&state.to].into_iter().chain(given_up.map(|past| &past.to));
+    let turns = turns.filter(|turn| !may_have_written(turn, state, status));
     let views = live.views()?;
-    let Some((heads, newest)) = views.split_first() else { return Ok(none) };
-    let only = |view: &View| has(view, &state.to, &name) && !has(heads, &state.to, &name);
-    let left = newest.iter().any(|view| only(view) && !is_needed(view, &state.to));
-    Ok(if left { BTreeSet::from([name]) } else { none })
+    let Some((heads, newest)) = views.split_first() else { return Ok(BTreeSet::new()) };
+    let mut left = BTreeSet::new();
+    for turn in turns {
+        let name = match Writes::of_turn(turn) {
+            Writes::Key(id) if document.key(id).is_none() => id.to_string(),
+            Writes::Name(name) if document.spec.ciphers.iter().all(|one| one.name != name) => name,
+            _ => continue,
+        };
+        let only = |view: &View| has(view, turn, &name) && !has(heads, turn, &name);
+        if newest.iter().any(|view| only(view) && !is_needed(view, turn)) {
+            left.insert(name);
+        }
+    }
+    Ok(left)
 }
 
 /// Retired keys that heads have still, because pods mount them: kube-apiserver's file names no
@@ -96,17 +101,15 @@ pub(super) fn is_needed(view: &View, turn: &Turn) -> bool {
     view.legacy.values().any(|key| key.0 == turn.id)
 }
 
-/// Whether what is to write may have been used before, as far as anything was written down.
-fn may_have_written(state: &State, status: &Status) -> bool {
-    let to = &state.to;
+/// Whether what was to write may have been used before, as far as anything was written down.
+fn may_have_written(to: &Turn, state: &State, status: &Status) -> bool {
     let same = |turn: &Turn| match to.id {
         0 => turn.id == 0 && turn.fingerprint == to.fingerprint,
         id => turn.id == id,
     };
     let mut past = state.history.iter().chain(&status.history);
     let name = if to.id == 0 { to.fingerprint.clone() } else { to.id.to_string() };
-    state.stage.is_promoted()
-        || state.published_before
+    (same(&state.to) && (state.stage.is_promoted() || state.published_before))
         || same(&state.from)
         || past.any(|past| same(&past.from) || (past.state.is_promoted() && same(&past.to)))
         || status.active_key.as_ref().is_some_and(same)

@@ -5,23 +5,22 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, DeleteParams};
-use sidekey_core::config::parse_duration;
 use sidekey_core::{hex, sha256};
 
 use super::super::reason;
 use super::back::left_out;
 use super::draft::{Retained, Stand};
 use super::outlook::pace;
-use super::report::{Subject, age, now};
+use super::report::{Subject, now};
 use super::writes::Writes;
 use super::{Asked, Calm, Halt, Pass, Published, pods};
 use crate::census;
 use crate::cluster::refused;
-use crate::fleet::{Observation, Replica};
+use crate::fleet::Replica;
 use crate::model::{Adoption, KeyNumber, Placement, SecretEncryption, names};
-use crate::operator::jobs::{self, CensusTask, Found, MigrateTask, RotateTask, Task};
+use crate::operator::jobs::{self, CensusTask, Found, RotateTask, Task};
 use crate::operator::schedule::Version;
-use crate::operator::status::{Moved, Retired};
+use crate::operator::status::Retired;
 use crate::operator::{proxy, roll};
 use crate::render::PartName;
 
@@ -34,7 +33,7 @@ const ADVICE: &str = "nothing in etcd needs it. Backups made before then do: kee
 const FRESH: Duration = Duration::from_secs(300);
 
 /// Between two looks at what takes its time.
-const PAUSE: Duration = Duration::from_secs(5);
+pub(super) const PAUSE: Duration = Duration::from_secs(5);
 
 impl Pass<'_> {
     /// Nothing is to be rotated: keeps everything in place, and lets go what is not needed.
@@ -180,63 +179,6 @@ impl Pass<'_> {
             .collect();
         self.report.now.retired.splice(0..0, gone);
         Ok(())
-    }
-
-    /// Rewrites what is stored after the key_id has moved at the vendor; how long to wait for that.
-    async fn follow(
-        &mut self,
-        wanted: &Writes,
-        published: &Published,
-        seen: &Observation,
-    ) -> Result<Option<Duration>, Halt> {
-        if wanted.key().is_none() {
-            self.report.now.moved = None;
-            return Ok(None);
-        }
-        // Between two versions replicas may differ: what counts is what all announce.
-        let Ok(announced) = seen.announced() else {
-            return Ok(Some(self.ctx.options.poll.min(PAUSE)));
-        };
-        if self.report.now.encrypted_under.as_ref() == Some(&announced) {
-            self.report.now.moved = None;
-            let text = format!("everything stored is under {announced}");
-            self.report.set(Subject::UpToDate, Some(true), "ReEncryptionCompleted", text);
-            return Ok(None);
-        }
-        let moved = match self.report.now.moved.clone().filter(|m| m.key_id_hash == announced) {
-            Some(moved) => moved,
-            None => {
-                let text = format!("the key_id is now {announced}");
-                self.report.event(false, "RemoteRotation", text);
-                Moved { key_id_hash: announced.clone(), since: now() }
-            }
-        };
-        self.report.now.moved = Some(moved.clone());
-        let text = format!("the key_id is {announced} since {}", moved.since);
-        let convergence = parse_duration(&self.wanted.spec.convergence).unwrap_or_default();
-        if age(&moved.since).is_none_or(|age| age < convergence) {
-            self.report.set(Subject::UpToDate, Some(false), reason::CONVERGENCE, text);
-            return Ok(Some(PAUSE.min(convergence)));
-        }
-        let mut gate = self.gate(published, Some(announced.clone())).await?;
-        gate.config_hash = None;
-        let target = format!("{announced} since {}", moved.since);
-        let task = Task::Migrate(MigrateTask { gate, target });
-        match self.job(&task, Subject::UpToDate, "ReEncryptionFailed").await? {
-            Ok(_) => {
-                self.report.now.encrypted_under = Some(announced);
-                self.report.now.moved = None;
-                self.report.event(false, "ReEncryptionCompleted", text);
-            }
-            Err(progress) => {
-                let text =
-                    progress.map_or_else(|| text.clone(), |progress| format!("{text}: {progress}"));
-                if self.report.said(Subject::UpToDate) != Some("ReEncryptionFailed") {
-                    self.report.set(Subject::UpToDate, Some(false), reason::RE_ENCRYPTION, text);
-                }
-            }
-        }
-        Ok(Some(pace(age(&moved.since))))
     }
 
     /// Has etcd counted for the first of what is not wanted any more; what nothing needs goes.

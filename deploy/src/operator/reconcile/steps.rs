@@ -264,7 +264,7 @@ impl Pass<'_> {
             match self.publish(&stand, drop).await {
                 // Nobody reads what was left half published: it is told of, and tried again, when
                 // something is published next.
-                Err(_) if state.read_revision.is_none() => {}
+                Err(Halt::Refused(..)) if state.read_revision.is_none() => {}
                 published => {
                     published?;
                 }

@@ -1,5 +1,3 @@
-mod newcomers;
-
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
@@ -18,6 +16,8 @@ use crate::rotate::{Stage, Step, Turn};
 
 mod back;
 mod half;
+mod newcomers;
+mod recall;
 
 /// What a control plane may be written with, in all tests.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -42,8 +42,12 @@ fn a_retired_key_comes_back_to_read_and_is_not_retired_then() {
     assert!(made.document.key(KeyNumber(1)).is_some() && made.retained.is_empty());
     let live = put(&live, &made, &[]).unwrap();
     let mut report = report(&status);
+    report.now.encrypted_under = Some("sha256:2".into());
+    note_returned(&wanted(Mode::Key(2)), &mut report);
+    assert!(report.now.encrypted_under.is_some(), "nothing has come back");
     note_returned(&made.document, &mut report);
     assert!(report.now.retired.is_empty());
+    assert_eq!(report.now.encrypted_under, None, "what is under it is to be rewritten");
     // Taken out again it is kept, and goes only after a count.
     let kept = draft(&wanted(Mode::Key(2)), &live, &Stand::of(Writes::Key(KeyNumber(2)))).unwrap();
     assert_eq!(kept.retained.iter().map(Retained::name).collect::<Vec<_>>(), ["1"]);

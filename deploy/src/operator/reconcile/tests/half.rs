@@ -55,6 +55,18 @@ fn a_key_that_came_into_no_head_and_was_given_up_blocks_nothing() {
 }
 
 #[test]
+fn nor_does_one_that_was_given_up_before_the_rotation_of_now() {
+    let mut given_up = state(Stage::Interrupted);
+    given_up.completion_time = Some("then".into());
+    let other = Turn { id: 4, ..turn(Mode::Key(2)) };
+    let now = State::begin(turn(Mode::Key(2)), other, "later", Some(given_up));
+    change(&now, &Status::default()).unwrap();
+    let mut wrote = now;
+    wrote.history[0].state = Stage::Completed;
+    assert!(change(&wrote, &Status::default()).is_err(), "it wrote");
+}
+
+#[test]
 fn a_key_that_may_have_written_is_never_left_behind() {
     let fine = Status::default();
     for stage in [Stage::WritePromote, Stage::Migrating, Stage::Completed] {

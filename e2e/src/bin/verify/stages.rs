@@ -59,7 +59,9 @@ impl Stages<'_> {
         end_to_end.sort_by_key(|one| (!one.target.is_long(), one.target.name.clone()));
         self.tests(unit, crate::cores(), released.as_deref()).await;
         if ready {
-            self.tests(end_to_end, self.jobs, released.as_deref()).await;
+            let (crowd, others) = end_to_end.into_iter().partition(|one| one.target.is_crowd());
+            self.tests(others, self.jobs, released.as_deref()).await;
+            self.tests(crowd, 1, released.as_deref()).await;
         } else {
             for executable in end_to_end {
                 self.runner.not_run(&executable.target.to_string(), "what it needs was not built");

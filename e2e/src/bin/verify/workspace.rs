@@ -7,6 +7,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+/// The test that has the machine for itself.
+const CROWD: &str = "operator_fleet";
+
 /// How the names of tests with pods on a node begin.
 const LONG: [&str; 4] = ["operator_", "hosted_", "standalone", "cli_inject"];
 
@@ -102,6 +105,11 @@ impl TestTarget {
         self.is_end_to_end() && LONG.iter().any(|start| self.name.starts_with(start))
     }
 
+    /// A thousand control planes leave nothing of the machine for others.
+    pub(crate) fn is_crowd(&self) -> bool {
+        self.is_end_to_end() && self.name == CROWD
+    }
+
     /// The argument with which cargo builds this target and no other.
     pub(crate) fn selector(&self) -> Vec<String> {
         match self.kind.as_str() {
@@ -154,6 +162,7 @@ mod tests {
         let policy = tests.iter().find(|target| target.name == "policy").unwrap();
         assert_eq!(policy.to_string(), "sidekey-e2e test policy");
         assert!(!policy.is_end_to_end());
+        assert_eq!(tests.iter().filter(|test| test.is_crowd()).count(), 1);
         for start in LONG {
             assert!(tests.iter().any(|test| test.is_long() && test.name.starts_with(start)));
         }

@@ -6,7 +6,7 @@ use super::super::status::{HealthReport, KeyState, ReplicaState};
 use super::draft::{Draft, Retained};
 use super::report::{Report, Subject, cut};
 use crate::fleet::{Observation, ShimReport};
-use crate::model::{KeyNumber, SecretEncryption, Token};
+use crate::model::{Key, KeyNumber, SecretEncryption, Token};
 use sidekey_core::sha256;
 
 /// As long as OpenShift lets a report say what is wrong.
@@ -156,21 +156,21 @@ pub(super) fn keys(draft: &Draft) -> Vec<KeyState> {
     let retained = |id: KeyNumber| {
         draft.retained.iter().any(|one| matches!(one, Retained::Key(key) if key.id == id))
     };
-    let mut keys: Vec<KeyState> = draft
-        .document
-        .spec
-        .keys
-        .iter()
-        .map(|key| KeyState {
-            id: key.id.0,
-            vendor: key.vendor.clone(),
-            role: key.role.to_string(),
-            fingerprint: key.fingerprint(),
-            retained: retained(key.id),
-        })
-        .collect();
+    let mut keys: Vec<KeyState> =
+        draft.document.spec.keys.iter().map(|key| loaded(key, retained(key.id))).collect();
     keys.sort_by_key(|key| key.id);
     keys
+}
+
+/// One key that is loaded.
+pub(super) fn loaded(key: &Key, retained: bool) -> KeyState {
+    KeyState {
+        id: key.id.0,
+        vendor: key.vendor.clone(),
+        role: key.role.to_string(),
+        fingerprint: key.fingerprint(),
+        retained,
+    }
 }
 
 fn detail(text: String) -> String {

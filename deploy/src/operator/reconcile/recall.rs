@@ -1,10 +1,10 @@
 //! What a status that was lost said, read off what is published.
 
+use super::outlook::loaded;
 use super::report::Report;
 use super::{Halt, Pass};
 use crate::Error;
 use crate::model::{Key, SecretEncryption, kept_tokens, told_tokens};
-use crate::operator::status::KeyState;
 use crate::publish::Live;
 
 /// A key that is kept logs in with a token that the document takes away.
@@ -22,20 +22,10 @@ pub(super) fn recall(
     };
     let keys = live.keys()?;
     report.now.revision = Some(revision);
-    report.now.keys = keys.iter().map(loaded).collect();
+    // Whether one had left the spec before is not known: then it keeps the files that it has.
+    report.now.keys = keys.iter().map(|key| loaded(key, false)).collect();
     report.now.tokens = told_tokens(unnamed(&keys, wanted));
     Ok(())
-}
-
-fn loaded(key: &Key) -> KeyState {
-    KeyState {
-        id: key.id.0,
-        vendor: key.vendor.clone(),
-        role: key.role.to_string(),
-        fingerprint: key.fingerprint(),
-        // Whether it had left the spec before is not known: then it keeps the files that it has.
-        retained: false,
-    }
 }
 
 /// The keys that a document does not name.

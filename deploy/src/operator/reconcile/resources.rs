@@ -16,6 +16,7 @@ use sidekey_core::{hex, sha256};
 use super::super::reason;
 use super::draft::Stand;
 use super::report::Subject;
+use super::retire::PAUSE;
 use super::steps::changes_mode;
 use super::writes::{Writes, say};
 use super::{Halt, Pass, Published};
@@ -27,8 +28,6 @@ use crate::publish::{Live, View};
 use crate::render::encryption::{Provider, StanzaView, providers};
 use crate::rotate::State;
 
-/// Between two looks at what takes its time.
-const PAUSE: Duration = Duration::from_secs(5);
 /// The reason while kube-apiservers are waited for longer than usual.
 const WAITING: &str = "Waiting";
 

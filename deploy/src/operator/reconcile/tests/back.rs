@@ -25,7 +25,7 @@ pub(super) fn rotated() -> (State, Status) {
     (state, Status { retired, ..Status::default() })
 }
 
-fn report(status: &Status) -> Report {
+pub(super) fn report(status: &impl serde::Serialize) -> Report {
     let mut object = DynamicObject::new("a", &crate::operator::api::secret_encryption());
     object.data = json!({"status": status});
     Report::of(&object)

@@ -1,13 +1,8 @@
 //! A status that was lost is made good from what is published.
 
 use super::super::recall::recall;
+use super::back::report;
 use super::*;
-
-fn report(status: &Value) -> Report {
-    let mut object = DynamicObject::new("a", &crate::operator::api::secret_encryption());
-    object.data = json!({"status": status});
-    Report::of(&object)
-}
 
 #[test]
 fn a_lost_status_says_again_what_is_published() {

@@ -21,6 +21,11 @@ pub use local_kms::LocalKms;
 pub use moto::{KmsFault, Moto};
 pub use plugin::{AwsPlugin, PROGRAM};
 
+/// Installs moto, so that no test waits for it.
+pub async fn install() -> Result<()> {
+    python::Python::with_moto().await.map(drop)
+}
+
 /// The region of everything that says no other.
 pub const REGION: &str = "us-east-1";
 

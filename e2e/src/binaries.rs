@@ -1,9 +1,10 @@
-//! Our own programs, as users run them: the release build.
+//! Our own programs: as the tests build them, or as users run them.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,10 +17,18 @@ use crate::wait::LONG_PATIENCE;
 /// A directory with ready binaries; set, nothing is built.
 pub const BIN_DIR: &str = "SIDEKEY_BIN_DIR";
 
+/// Whether what is missing is built as it is shipped.
+static SHIPPED: AtomicBool = AtomicBool::new(false);
+
 static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
 
-/// The path of a release binary such as `sidekey-local`: from
-/// `$SIDEKEY_BIN_DIR`, else built by cargo, once per process. Blocks.
+/// From now on binaries are built as they are shipped, for programs that show or measure them.
+pub fn build_shipped() {
+    SHIPPED.store(true, Ordering::Relaxed);
+}
+
+/// The path of a binary such as `sidekey-local`: from `$SIDEKEY_BIN_DIR`, else built by cargo,
+/// once per process. Blocks.
 pub fn path(name: &str) -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os(BIN_DIR) {
         let path = PathBuf::from(dir).join(name);
@@ -106,14 +115,18 @@ pub async fn kill_at(name: &'static str, args: &[String], line: &str) -> Result<
 
 fn build(name: &str) -> Result<PathBuf> {
     let package = package_of(name)?;
-    say(&format!("building {name} (release)"));
-    let ran = cargo()
-        .args(["build", "--release", "--message-format=json-render-diagnostics"])
-        .args(["--package", &package, "--bin", name])
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run cargo")?;
-    ensure!(ran.status.success(), "cargo build --release --bin {name} failed, see above");
+    say(&format!("building {name}"));
+    let mut command = cargo();
+    command.args(["build", "--message-format=json-render-diagnostics", "--bin", name]);
+    if SHIPPED.load(Ordering::Relaxed) {
+        // Built alone, a binary has just its own features, as when released.
+        command.args(["--release", "--package", &package]);
+    } else {
+        // With everything, it has what the tests have built already.
+        command.arg("--workspace");
+    }
+    let ran = command.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
+    ensure!(ran.status.success(), "cargo build --bin {name} failed, see above");
     let executable = String::from_utf8_lossy(&ran.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -122,7 +135,7 @@ fn build(name: &str) -> Result<PathBuf> {
     executable.context("cargo did not say where it put the binary")
 }
 
-/// Built alone (`-p`), a binary has just its own features, as when released.
+/// The crate that a binary belongs to.
 pub(crate) fn package_of(name: &str) -> Result<String> {
     let ran = cargo()
         .args(["metadata", "--no-deps", "--format-version=1"])

@@ -43,13 +43,22 @@ use components::Component;
 use containerd::Containerd;
 pub use containerd::POD_IMAGE;
 pub use expose::Exposed;
-pub use image::ScratchImage;
+pub(crate) use image::ScratchImage;
 pub use inside::Inside;
 pub use kubelet::{Kubelet, NODE};
 pub use machine::{Addresses, Machine};
 pub use objects::{Container, Pod, manifest};
 pub use partition::Partition;
 pub use static_apiserver::STATIC_APISERVER;
+
+/// Writes the images of the harness's own pods into the cache, so that no cluster waits for them.
+pub async fn write_images() -> Result<()> {
+    containerd::pod_image().await?;
+    dns::image().await?;
+    static_apiserver::image().await?;
+    crate::hosted::server_images().await?;
+    Ok(())
+}
 
 /// How often a look is taken at whether everything still runs.
 const LOOK: Duration = Duration::from_millis(250);
@@ -79,7 +88,7 @@ impl Ground {
         let host = machine.addresses().host();
         let runtime = async {
             let containerd = Containerd::start(&machine, &dir).await?;
-            let archive = containerd::pod_image(&dir).await?;
+            let archive = containerd::pod_image().await?;
             containerd.import(&machine, &archive).await?;
             Ok::<_, anyhow::Error>(containerd)
         };
@@ -158,7 +167,7 @@ impl Ground {
     /// Starts the rest, with kube-apiserver as a process of this host.
     pub async fn start(self, options: Options) -> Result<Cluster> {
         let apiserver = KubeApiserver::start(&self.plane, options);
-        let dns = async { self.load_image(&dns::image(self.plane.scratch.path()).await?).await };
+        let dns = async { self.load_image(&dns::image().await?).await };
         let (apiserver, _) = tokio::try_join!(apiserver, dns)?;
         let address = apiserver.address();
         Cluster::assemble(self, Some(apiserver), address).await
@@ -167,7 +176,7 @@ impl Ground {
     /// Starts the rest, with kube-apiserver as a static pod that was put there
     /// and listens on the node's address and port [`STATIC_APISERVER`].
     pub async fn start_static(self) -> Result<Cluster> {
-        self.load_image(&dns::image(self.plane.scratch.path()).await?).await?;
+        self.load_image(&dns::image().await?).await?;
         let address = SocketAddr::from((self.addresses().node(), STATIC_APISERVER));
         Cluster::assemble(self, None, address).await
     }

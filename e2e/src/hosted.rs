@@ -21,7 +21,7 @@ pub mod manifests;
 mod sidecars;
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
@@ -68,9 +68,8 @@ impl Hosted {
     /// mount but what says how to encrypt; to be followed by [`roll_out`](Self::roll_out).
     pub async fn start(name: &str, token: &str) -> Result<Self> {
         let scratch = Scratch::new(&format!("{name}-images"))?;
-        let mut options = images::Options::new(scratch.path())?;
-        options.names = vec!["aws".to_owned(), "shim".to_owned()];
-        let (cluster, built) = tokio::try_join!(Cluster::start(name), images::build(&options))?;
+        let images = images::ready(&["aws", "shim"], scratch.path());
+        let (cluster, built) = tokio::try_join!(Cluster::start(name), images)?;
         for image in &built {
             cluster.load_image(&image.archive).await?;
         }
@@ -87,7 +86,9 @@ impl Hosted {
         token: &str,
     ) -> Result<Self> {
         let dir = cluster.ground().plane().scratch.subdir("hosted")?;
-        load_servers(&cluster, &dir).await?;
+        for archive in server_images().await? {
+            cluster.load_image(&archive).await?;
+        }
         let moto = Moto::start(&dir).await?;
         moto.accept_tokens(&[token]).await?;
         moto.accept_access_keys(&[]).await?;
@@ -372,15 +373,12 @@ fn address(pod: &Pod) -> Result<Ipv4Addr> {
     pod.address.with_context(|| format!("{} has no address", pod.summary()))
 }
 
-/// etcd and kube-apiserver, as images of the harness.
-async fn load_servers(cluster: &Cluster, dir: &Path) -> Result<()> {
-    let servers = [(golang::ETCD, ETCD_IMAGE), (golang::KUBE_APISERVER, SERVER_IMAGE)];
-    for (server, image) in servers {
+/// etcd and kube-apiserver, as images of the harness: their archives.
+pub(crate) async fn server_images() -> Result<Vec<PathBuf>> {
+    let mut archives = Vec::new();
+    for (server, image) in [(golang::ETCD, ETCD_IMAGE), (golang::KUBE_APISERVER, SERVER_IMAGE)] {
         let program = server.build_async().await?;
-        let archive = dir.join("server.tar");
-        ScratchImage::new(image).program(program, server.name).write(&archive)?;
-        cluster.load_image(&archive).await?;
-        std::fs::remove_file(&archive)?;
+        archives.push(ScratchImage::new(image).program(program, server.name).archive()?);
     }
-    Ok(())
+    Ok(archives)
 }

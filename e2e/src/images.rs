@@ -22,7 +22,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
+use aws_lc_rs::digest;
+use serde::{Deserialize, Serialize};
 
 use crate::bench::Binary;
 use crate::binaries;
@@ -38,6 +39,9 @@ pub use source::Source;
 
 /// How much larger than its binary an image may be.
 pub const ALLOWANCE: u64 = 512 * 1024;
+
+/// A directory in which [`prepare`] has put images; set, [`ready`] builds none.
+pub const IMAGE_DIR: &str = "SIDEKEY_IMAGE_DIR";
 
 /// What the names of our binaries begin with.
 const PREFIX: &str = "sidekey-";
@@ -60,10 +64,12 @@ pub struct Options {
     pub tag: Option<String>,
     /// What the images are said to be made from.
     pub source: Source,
+    /// Where the binaries are; see [`binaries::path`] where this says nothing.
+    pub binaries: Option<PathBuf>,
 }
 
 /// An image that was built.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Image {
     /// The name of the binary in it.
     pub name: String,
@@ -93,6 +99,7 @@ impl Options {
             roots: None,
             tag: None,
             source: Source::of_repository()?,
+            binaries: None,
         })
     }
 }
@@ -150,6 +157,63 @@ pub async fn build(options: &Options) -> Result<Vec<Image>> {
     Ok(images)
 }
 
+/// The images of these folders, for a test: those of `$SIDEKEY_IMAGE_DIR`, or else built now, into
+/// `output`.
+pub async fn ready(folders: &[&str], output: &Path) -> Result<Vec<Image>> {
+    let Some(dir) = std::env::var_os(IMAGE_DIR) else {
+        let mut options = Options::new(output)?;
+        options.names = folders.iter().map(|&folder| folder.to_owned()).collect();
+        return build(&options).await;
+    };
+    let described = |folder: &&str| described(Path::new(&dir), folder).map(|(_, image)| image);
+    folders.iter().map(described).collect()
+}
+
+/// Builds all images of the binaries in `bin` into `dir`, for [`ready`]; those that are there
+/// and made of the same files stay.
+pub async fn prepare(bin: &Path, dir: &Path) -> Result<()> {
+    let mut options = Options::new(dir)?;
+    let folders = names(&options.folder)?;
+    for folder in &folders {
+        let fresh = fingerprint(bin, folder)?;
+        let old = described(dir, folder).ok();
+        if !old.is_some_and(|(made_of, image)| made_of == fresh && image.archive.is_file()) {
+            options.names.push(folder.clone());
+        }
+    }
+    if options.names.is_empty() {
+        return Ok(());
+    }
+    options.binaries = Some(bin.to_owned());
+    for (folder, image) in options.names.iter().zip(build(&options).await?) {
+        let text = serde_json::to_string(&(fingerprint(bin, folder)?, image))?;
+        fs::write(description(dir, folder), text)?;
+    }
+    Ok(())
+}
+
+/// What [`prepare`] has written down of an image: what it is made of, and itself.
+fn described(dir: &Path, folder: &str) -> Result<(String, Image)> {
+    let path = description(dir, folder);
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("bad {}", path.display()))
+}
+
+fn description(dir: &Path, folder: &str) -> PathBuf {
+    dir.join(format!("{folder}.image.json"))
+}
+
+/// A digest of what decides how an image of a folder turns out.
+fn fingerprint(bin: &Path, image: &str) -> Result<String> {
+    let mut context = digest::Context::new(&digest::SHA256);
+    for path in [bin.join(binary(image)), folder().join(image).join("Containerfile")] {
+        let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        context.update(&bytes);
+    }
+    Ok(context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 async fn one(
     options: &Options,
     buildah: &Buildah,
@@ -161,7 +225,7 @@ async fn one(
     let containerfile = options.folder.join(folder).join("Containerfile");
     ensure!(containerfile.is_file(), "there is no {}", containerfile.display());
     let files = scratch.path().join("files");
-    let (platform, binary) = take_binary(&name, &files.join(&name)).await?;
+    let (platform, binary) = take_binary(options, &name, &files.join(&name)).await?;
     let bom = Bom::ask_cargo(&name, platform).await?;
     let tag = options.tag.as_deref().unwrap_or_else(|| bom.version());
     let reference = format!("localhost/{name}:{tag}");
@@ -196,9 +260,14 @@ async fn one(
 
 /// Copies a binary of ours to where the Containerfile takes it from; tells what it is for and
 /// how large it is.
-async fn take_binary(name: &str, to: &Path) -> Result<(Platform, u64)> {
-    let wanted = name.to_owned();
-    let from = tokio::task::spawn_blocking(move || binaries::path(&wanted)).await??;
+async fn take_binary(options: &Options, name: &str, to: &Path) -> Result<(Platform, u64)> {
+    let from = match &options.binaries {
+        Some(directory) => directory.join(name),
+        None => {
+            let wanted = name.to_owned();
+            tokio::task::spawn_blocking(move || binaries::path(&wanted)).await??
+        }
+    };
     let at = || format!("of {}", from.display());
     let bytes = fs::copy(&from, to).with_context(at)?;
     let platform = Platform::of(to).with_context(at)?;

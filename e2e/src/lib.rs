@@ -20,7 +20,7 @@ pub mod binaries;
 pub mod browser;
 pub mod cache;
 pub mod cluster;
-pub mod command;
+pub use sidekey_verify::command;
 pub mod encryption;
 pub mod etcd;
 pub mod faulty;
@@ -50,6 +50,7 @@ pub mod vault;
 pub mod vendor;
 pub mod wait;
 mod watchdog;
+mod witness;
 
 pub use apiserver::KubeApiserver;
 pub use cluster::{Cluster, Ground};

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use tokio::task::JoinSet;
 
 use crate::kube::{Kind, KubeClient};
-use crate::wait::{PATIENCE, eventually};
+use crate::wait::{BROKEN, PATIENCE, eventually};
 
 /// How many failures are kept in words.
 const QUOTED_FAILURES: usize = 10;
@@ -246,7 +246,7 @@ async fn expect(
     let data = server.read(kind, namespace, name).await?;
     ensure!(
         data.get("value").is_some_and(|found| found == value),
-        "{} {name} through {} holds {data:?}, not {value:?}",
+        "{BROKEN}{} {name} through {} holds {data:?}, not {value:?}",
         kind.plural(),
         server.name()
     );

@@ -14,6 +14,10 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 /// (a minute), its cached health (20 s) and gRPC's reconnects (up to 2 min).
 pub const LONG_PATIENCE: Duration = Duration::from_secs(300);
 
+/// Begins what is said of wrong or unreadable data: no busy machine can cause it, so that
+/// `cargo verify` never forgives it.
+pub const BROKEN: &str = "BROKEN: ";
+
 /// Polls `probe` until it answers `Ok`; past `limit` the error names what was
 /// awaited and why the last attempt was not good enough.
 pub async fn eventually<T>(

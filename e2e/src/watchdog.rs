@@ -14,6 +14,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result, anyhow};
 
+use crate::witness;
+
 /// Set to anything, scratch directories (logs, etcd data) stay for a look.
 pub const KEEP: &str = "SIDEKEY_E2E_KEEP";
 
@@ -54,6 +56,7 @@ impl Watchdog {
     }
 
     fn start() -> Result<Self> {
+        witness::start();
         let root = tempfile::Builder::new()
             .prefix("sidekey-e2e-")
             .tempdir()

@@ -233,6 +233,15 @@ impl State {
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_operator_is_killed_in_every_state_by_an_end_to_end_test() {
+        let test = include_str!("../../../e2e/tests/node/managed/operator_states.rs");
+        for stage in Stage::ALL {
+            let met = format!("Stage::{}", stage.label());
+            assert!(test.contains(&met), "operator_states.rs never brings it to {met}");
+        }
+    }
+
     fn turn(id: u64) -> Turn {
         Turn { id, vendor: "local".into(), fingerprint: format!("{id:08x}") }
     }

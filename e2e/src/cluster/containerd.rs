@@ -110,12 +110,10 @@ impl Containerd {
     }
 }
 
-/// The image of the harness's own pods, as an archive in `dir`.
-pub(super) async fn pod_image(dir: &Path) -> Result<PathBuf> {
+/// The image of the harness's own pods, as an archive.
+pub(super) async fn pod_image() -> Result<PathBuf> {
     let program = golang::POD.build_async().await?;
-    let archive = dir.join("pod.tar");
-    ScratchImage::new(POD_IMAGE).program(program, "pod").argument("pause").write(&archive)?;
-    Ok(archive)
+    ScratchImage::new(POD_IMAGE).program(program, "pod").argument("pause").archive()
 }
 
 fn arch() -> &'static str {

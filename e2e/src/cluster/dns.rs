@@ -1,6 +1,6 @@
 //! Cluster DNS: CoreDNS as a pod of the cluster, as users have it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -31,12 +31,10 @@ const COREFILE: &str = "\
 }
 ";
 
-/// Its image, as an archive in `dir`.
-pub(super) async fn image(dir: &Path) -> Result<PathBuf> {
+/// Its image, as an archive.
+pub(super) async fn image() -> Result<PathBuf> {
     let program = golang::COREDNS.build_async().await?;
-    let archive = dir.join("coredns.tar");
-    ScratchImage::new(IMAGE).program(program, "coredns").write(&archive)?;
-    Ok(archive)
+    ScratchImage::new(IMAGE).program(program, "coredns").archive()
 }
 
 /// Everything it consists of.

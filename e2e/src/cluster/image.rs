@@ -6,15 +6,17 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use aws_lc_rs::digest::{Context as Digest, SHA256};
+use aws_lc_rs::digest::{Context as Digest, SHA256, digest};
 use serde_json::json;
+
+use crate::cache::{self, Lock};
 
 /// A tar's unit.
 const BLOCK: usize = 512;
 
 /// An image of some files and nothing else.
 #[derive(Clone, Debug)]
-pub struct ScratchImage {
+pub(crate) struct ScratchImage {
     name: String,
     files: Vec<(PathBuf, String)>,
     entrypoint: Vec<String>,
@@ -23,12 +25,12 @@ pub struct ScratchImage {
 
 impl ScratchImage {
     /// `name` is what pods call it, such as `localhost/sidekey-e2e/pod:1`.
-    pub fn new(name: impl Into<String>) -> Self {
+    pub(crate) fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), files: Vec::new(), entrypoint: Vec::new(), arguments: Vec::new() }
     }
 
     /// Puts a static program into its root; the first one is what it runs.
-    pub fn program(mut self, path: impl Into<PathBuf>, name: &str) -> Self {
+    pub(crate) fn program(mut self, path: impl Into<PathBuf>, name: &str) -> Self {
         if self.entrypoint.is_empty() {
             self.entrypoint.push(format!("/{name}"));
         }
@@ -37,13 +39,29 @@ impl ScratchImage {
     }
 
     /// Adds an argument for those that name none.
-    pub fn argument(mut self, argument: &str) -> Self {
+    pub(crate) fn argument(mut self, argument: &str) -> Self {
         self.arguments.push(argument.to_owned());
         self
     }
 
-    /// Writes `file` as a docker-archive for this machine's architecture.
-    pub fn write(&self, file: &Path) -> Result<()> {
+    /// A docker-archive for this machine's architecture, written once and kept in the cache. The
+    /// programs are the cache's own, whose names tell what is in them.
+    pub(crate) fn archive(&self) -> Result<PathBuf> {
+        let dir = cache::directory()?.join("images");
+        let hash = digest(&SHA256, format!("{self:?}").as_bytes());
+        let name: String = hash.as_ref()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let archive = dir.join(format!("{name}.tar"));
+        if !archive.is_file() {
+            let _lock = Lock::take(&dir, &name)?;
+            let unfinished = dir.join(format!("{name}.unfinished"));
+            self.write(&unfinished)?;
+            std::fs::rename(&unfinished, &archive)?;
+        }
+        Ok(archive)
+    }
+
+    /// Writes `file` as such an archive.
+    pub(crate) fn write(&self, file: &Path) -> Result<()> {
         let what = || format!("cannot write the image {}", file.display());
         self.write_archive(file).with_context(what)
     }

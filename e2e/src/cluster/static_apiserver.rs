@@ -1,6 +1,8 @@
 //! kube-apiserver as users run it themselves: a static pod of the node, which
 //! kubelet starts before there is any kube-apiserver.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use serde_json::{Value, json};
 
@@ -13,6 +15,12 @@ pub const STATIC_APISERVER: u16 = 6443;
 
 const IMAGE: &str = "localhost/sidekey-e2e/kube-apiserver:1";
 
+/// The image in it, as an archive.
+pub(super) async fn image() -> Result<PathBuf> {
+    let program = golang::KUBE_APISERVER.build_async().await?;
+    ScratchImage::new(IMAGE).program(program, "kube-apiserver").archive()
+}
+
 impl Ground {
     /// The manifest of a static pod with kube-apiserver in it, whose image is
     /// loaded. Plain storage: to be completed with containers, volumes, and flags
@@ -21,11 +29,7 @@ impl Ground {
     /// It is in the node's own network and sees the scratch directory of the
     /// cluster under its own path.
     pub async fn static_apiserver(&self) -> Result<Value> {
-        let program = golang::KUBE_APISERVER.build_async().await?;
-        let archive = self.plane().scratch.path().join("kube-apiserver.tar");
-        ScratchImage::new(IMAGE).program(program, "kube-apiserver").write(&archive)?;
-        self.load_image(&archive).await?;
-        std::fs::remove_file(&archive)?;
+        self.load_image(&image().await?).await?;
         // kubeadm's own: four minutes to start, and a look at whether it serves each second.
         let probe = |path: &str, period: u32, failures: u32| {
             let (host, port) = (self.addresses().node(), STATIC_APISERVER);

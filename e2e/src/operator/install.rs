@@ -28,15 +28,13 @@ impl Managed {
     /// encrypts nothing yet.
     pub async fn start(name: &str, options: Options) -> Result<Self> {
         let scratch = Scratch::new(&format!("{name}-images"))?;
-        let mut order = images::Options::new(scratch.path())?;
-        let folders = IMAGES.iter().chain(&options.vendors);
-        order.names = folders.map(|name| (*name).to_owned()).collect();
-        let (cluster, built) = tokio::try_join!(Cluster::start(name), images::build(&order))?;
+        let folders: Vec<&str> = IMAGES.iter().chain(&options.vendors).copied().collect();
+        let images = images::ready(&folders, scratch.path());
+        let (cluster, built) = tokio::try_join!(Cluster::start(name), images)?;
         for image in &built {
             cluster.load_image(&image.archive).await?;
         }
-        let names: Vec<(&str, &Image)> =
-            order.names.iter().map(String::as_str).zip(&built).collect();
+        let names: Vec<(&str, &Image)> = folders.into_iter().zip(&built).collect();
         let image = |wanted: &str| {
             let found = names.iter().find(|(name, _)| *name == wanted);
             found.map(|(_, image)| image.reference.clone()).unwrap_or_default()

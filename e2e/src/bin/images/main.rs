@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use sidekey_e2e::binaries;
 use sidekey_e2e::command::{self, Format};
 use sidekey_e2e::images::{self, ALLOWANCE, Image, Options};
 
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
+    binaries::build_shipped();
     match images::names(&images::folder()) {
         Ok(known) => {
             if let Some(name) = arguments.names.iter().find(|name| !known.contains(name)) {

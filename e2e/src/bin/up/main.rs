@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use sidekey_e2e::binaries;
 use sidekey_e2e::command::{self, Format};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
+    binaries::build_shipped();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(up(&arguments))) {
         Ok(()) => ExitCode::SUCCESS,

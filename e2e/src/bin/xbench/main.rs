@@ -20,6 +20,7 @@ use sidekey_e2e::Scratch;
 use sidekey_e2e::bench::command as command_line;
 use sidekey_e2e::bench::fake::{self, FakeKind};
 use sidekey_e2e::bench::{Bar, Figures, Judgement, judge, subject, table};
+use sidekey_e2e::binaries;
 use sidekey_e2e::command::{self, Format};
 use tokio::net::TcpListener;
 
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
+    binaries::build_shipped();
     if !(0.01..=3600.0).contains(&arguments.seconds) {
         return command::bad_usage("--seconds must lie between 0.01 and 3600");
     }

@@ -1,0 +1,53 @@
+//! Promises that need processes alone: our programs, real KMS servers, etcd and kube-apiserver.
+//!
+//! The modules say what a test takes, and so how many `cargo verify` runs side by side: `light`
+//! no kube-apiserver, `plane` one etcd with a kube-apiserver, `planes` two kube-apiservers and
+//! the sidecars of both, `machine` everything. What is in `full` runs in `cargo verify --all`.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod light {
+    mod aws_backends;
+    mod cli_preflight;
+    mod cli_publish_dir;
+    mod configuration;
+    mod harness;
+    mod proxy;
+    mod shim_conformance;
+    mod shim_page;
+    mod shim_revisions;
+    mod vault_backend;
+}
+
+mod plane {
+    mod at_rest;
+    mod cli_census;
+    mod cli_doctor;
+    mod cli_migrate;
+    mod cli_publish;
+    mod rotation;
+    mod shim_adoption;
+    mod shim_faults;
+    mod up;
+    mod vault_kubernetes;
+}
+
+mod planes {
+    mod aws_changes;
+    mod aws_faults;
+    mod cli_status;
+    mod replicas;
+    mod shim_many_keys;
+    mod shim_rotation;
+    mod shim_storm;
+    mod vault_changes;
+    mod vault_faults;
+    mod vendor_migration;
+}
+
+mod full {
+    mod machine {
+        mod images;
+        mod release_binaries;
+        mod xbench;
+    }
+}

@@ -1,0 +1,441 @@
+//! Promise: whatever happens to a provider, kube-apiserver's connection to the
+//! shim stays up, other keys are not slowed, Status turns into an error by the
+//! documented rule alone, and all heals by itself.
+//!
+//! Killed and hung providers are real processes that are killed and stopped;
+//! slow ones, failing ones and those with another key are simulated by a
+//! forwarder in front of a real one.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use sidekey_core::proto::v2::EncryptResponse;
+use sidekey_e2e::apiserver::{KubeApiserver, Options};
+use sidekey_e2e::faulty::{Fault, FaultyKms};
+use sidekey_e2e::kms::{BUSY, KmsClient};
+use sidekey_e2e::shim::{ShimConfig, ShimKey, canary};
+use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::{
+    ControlPlane, EncryptionConfiguration, Kind, LocalPlugin, Scratch, Shim, eventually,
+};
+use tokio::task::JoinSet;
+use tonic::Code;
+
+/// Short, so that a test sees the end of it; long enough to be seen.
+const COAST: Duration = Duration::from_secs(3);
+
+/// For calls that wait for a provider to start, which takes its time on a busy machine.
+const RESTART: Duration = Duration::from_secs(30);
+
+/// Key 2 writes and key 1 reads, both through forwarders.
+struct Scene {
+    client: KmsClient,
+    shim: Shim,
+    writer: LocalPlugin,
+    reader: LocalPlugin,
+    to_writer: FaultyKms,
+    to_reader: FaultyKms,
+    old: EncryptResponse,
+    new: EncryptResponse,
+    scratch: Scratch,
+}
+
+impl Scene {
+    async fn start(name: &str) -> Result<Self> {
+        let scratch = Scratch::new(name)?;
+        let writer = LocalPlugin::start(&scratch, "writer").await?;
+        let reader = LocalPlugin::start(&scratch, "reader").await?;
+        let to_writer = FaultyKms::start(&scratch.subdir("to-writer")?, writer.socket()).await?;
+        let to_reader = FaultyKms::start(&scratch.subdir("to-reader")?, reader.socket()).await?;
+        let first = quick(1).write(1, to_reader.endpoint());
+        let mut shim = Shim::start(&scratch, "shim", &first).await?;
+        // This connection lives through everything that the tests do.
+        let client = KmsClient::connect(&shim.endpoint()).await?;
+        let old = client.round_trip(b"under key 1").await?;
+        let second = quick(2)
+            .key(ShimKey::write(2, to_writer.endpoint()).canary(canary(&writer).await?))
+            .key(ShimKey::read(1, to_reader.endpoint()).canary(canary(&reader).await?));
+        shim.load(&second).await?;
+        let new = client.round_trip(b"under key 2").await?;
+        ensure!(old.key_id != new.key_id, "both were wrapped under {}", old.key_id);
+        Ok(Self { client, shim, writer, reader, to_writer, to_reader, old, new, scratch })
+    }
+
+    /// Takes the forwarders away: nothing is between shim and providers.
+    async fn directly(mut self) -> Result<Self> {
+        let third = quick(3)
+            .key(ShimKey::write(2, self.writer.endpoint()).canary(canary(&self.writer).await?))
+            .key(ShimKey::read(1, self.reader.endpoint()).canary(canary(&self.reader).await?));
+        self.shim.load(&third).await?;
+        Ok(self)
+    }
+
+    async fn old_data_reads(&self) -> Result<()> {
+        ensure!(self.client.decrypt(&self.old).await? == "under key 1");
+        Ok(())
+    }
+
+    /// The fault is on: Status is ok for the coast and then an error; then the
+    /// fault goes, and Status is what it was. Old data reads all the while.
+    async fn status_follows_the_rule(
+        &mut self,
+        what: &str,
+        heal: impl AsyncFnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let (before, began) = (&self.new.key_id, Instant::now());
+        let error = first_error(&self.client, before).await?;
+        let failed_after = began.elapsed();
+        ensure!(failed_after >= COAST, "{what}: Status failed after {failed_after:?}: {error}");
+        ensure!(error.code() == Code::Unavailable, "{what}: {error}");
+        ensure!(error.message().contains("write key 2"), "{what}: {error}");
+        ensure!(self.client.encrypt(b"x").await.is_err(), "{what}: yet it can be written");
+        self.old_data_reads().await.with_context(|| format!("{what}: key 1"))?;
+        let key = self.shim.key(2).await?;
+        ensure!(key["healthy"] == false && key["last_error"].is_object(), "{what}: {key}");
+        heal(self).await?;
+        self.heals(what).await
+    }
+
+    async fn heals(&mut self, what: &str) -> Result<()> {
+        let Self { client, shim, new, .. } = self;
+        let healed = shim.process().wait_until("Status heals", PATIENCE, async || {
+            let status = client.status().await?;
+            ensure!(status.key_id == new.key_id, "key_id has become {}", status.key_id);
+            Ok(())
+        });
+        healed.await.with_context(|| what.to_owned())?;
+        ensure!(client.decrypt(new).await? == "under key 2", "{what}");
+        let client = client.within(BUSY);
+        let again = client.round_trip(b"afterwards").await.with_context(|| what.to_owned())?;
+        ensure!(again.key_id == new.key_id, "{what}: key_id has become {}", again.key_id);
+        Ok(())
+    }
+}
+
+fn quick(revision: u64) -> ShimConfig {
+    ShimConfig::new(revision).probe("500ms", "1s").coast(&format!("{}s", COAST.as_secs()))
+}
+
+/// Asks for Status until it fails; until then it must name `key_id`.
+async fn first_error(client: &KmsClient, key_id: &str) -> Result<tonic::Status> {
+    let client = client.within(BUSY);
+    eventually("Status becomes an error", PATIENCE, async || match client.status().await {
+        Err(error) => Ok(error),
+        Ok(status) if status.key_id == key_id && status.healthz == "ok" => bail!("it is ok"),
+        Ok(status) => Ok(tonic::Status::internal(format!("{status:?}"))),
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_killed_or_hung_write_key_turns_status_bad_by_the_rule_and_heals_by_itself() {
+    let mut scene = Scene::start("killed").await.unwrap().directly().await.unwrap();
+    scene.writer.process().kill().unwrap();
+    let restart = async |scene: &mut Scene| scene.writer.restart().await;
+    scene.status_follows_the_rule("killed", restart).await.unwrap();
+
+    scene.writer.process().pause().unwrap();
+    let resume = async |scene: &mut Scene| scene.writer.process().resume();
+    scene.status_follows_the_rule("hung", resume).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_slow_or_failing_write_key_turns_status_bad_by_the_rule_and_heals_by_itself() {
+    let mut scene = Scene::start("failing").await.unwrap();
+    a_slow_provider_is_felt_as_latency(&scene).await.unwrap();
+    let heal = async |scene: &mut Scene| {
+        scene.to_writer.heal();
+        Ok(())
+    };
+    let faults = [
+        ("too slow", Fault::Slow(Duration::from_secs(20))),
+        ("hangs", Fault::Hang),
+        ("unavailable", Fault::Fail(Code::Unavailable, "the KMS is away".to_owned())),
+        ("denied", Fault::Fail(Code::PermissionDenied, "no such permission".to_owned())),
+        ("defect", Fault::Fail(Code::Internal, "something is broken".to_owned())),
+    ];
+    for (what, fault) in faults {
+        scene.to_writer.inject(fault);
+        scene.status_follows_the_rule(what, heal).await.unwrap();
+    }
+}
+
+async fn a_slow_provider_is_felt_as_latency(scene: &Scene) -> Result<()> {
+    scene.to_writer.inject(Fault::Slow(Duration::from_millis(150)));
+    let seen = scene.to_writer.calls();
+    // Two probes and more, in which Status could have turned bad.
+    while scene.to_writer.calls() < seen + 12 {
+        let status = scene.client.status().await?;
+        ensure!(status.healthz == "ok" && status.key_id == scene.new.key_id, "{status:?}");
+        scene.client.round_trip(b"slowly").await?;
+    }
+    scene.to_writer.heal();
+    Ok(())
+}
+
+#[tokio::test]
+async fn another_key_than_the_configured_one_is_never_written_with_and_never_trusted() {
+    let mut scene = Scene::start("another").await.unwrap();
+    let stranger = LocalPlugin::start(&scene.scratch, "stranger").await.unwrap();
+
+    scene.to_writer.lead_to(stranger.socket()).unwrap();
+    let refused = scene.client.encrypt(b"x").await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+    let back = async |scene: &mut Scene| {
+        let error = scene.shim.key(2).await?["last_error"]["error"].to_string();
+        ensure!(error.contains("canary"), "the reason is not told: {error}");
+        scene.to_writer.lead_to(scene.writer.socket())
+    };
+    scene.status_follows_the_rule("another key writes", back).await.unwrap();
+
+    scene.to_reader.lead_to(stranger.socket()).unwrap();
+    a_read_key_with_another_kek_is_told_and_leaves_status_alone(&mut scene).await.unwrap();
+}
+
+async fn a_read_key_with_another_kek_is_told_and_leaves_status_alone(
+    scene: &mut Scene,
+) -> Result<()> {
+    ensure!(scene.client.decrypt(&scene.old).await.is_err(), "a stranger has read it");
+    let seen = scene.shim.wait_status("key 1 is down", |status| {
+        let key = &status["keys"][0];
+        ensure!(key["id"] == "1" && key["healthy"] == false, "{key}");
+        Ok(key["last_error"]["error"].to_string())
+    });
+    let error = seen.await?;
+    ensure!(error.contains("canary"), "the reason is not told: {error}");
+    ensure!(scene.client.status().await?.key_id == scene.new.key_id);
+    scene.to_reader.lead_to(scene.reader.socket())?;
+    let healed = scene.shim.wait_status("key 1 is up", |status| {
+        ensure!(status["keys"][0]["healthy"] == true, "{status}");
+        Ok(())
+    });
+    healed.await?;
+    scene.old_data_reads().await
+}
+
+#[tokio::test]
+async fn a_hung_read_key_does_not_slow_the_write_key() {
+    let mut scene = Scene::start("hung").await.unwrap();
+    scene.reader.process().pause().unwrap();
+    beside_hung_calls_others_are_served(&scene).await.unwrap();
+    scene.reader.process().resume().unwrap();
+    scene.to_reader.inject(Fault::Hang);
+    beside_hung_calls_others_are_served(&scene).await.unwrap();
+    // Known to be down, it is as before.
+    let down = scene.shim.wait_status("key 1 is down", |status| {
+        ensure!(status["keys"][0]["healthy"] == false, "{status}");
+        Ok(())
+    });
+    down.await.unwrap();
+    beside_hung_calls_others_are_served(&scene).await.unwrap();
+    scene.to_reader.heal();
+    let client = scene.client.clone();
+    let healed = eventually("key 1 reads again", PATIENCE, async || {
+        client.decrypt(&scene.old).await.map_err(Into::into)
+    });
+    healed.await.unwrap();
+}
+
+/// Calls of the write key are served while calls of the read key wait.
+async fn beside_hung_calls_others_are_served(scene: &Scene) -> Result<()> {
+    let mut hung = JoinSet::new();
+    for _ in 0..64 {
+        let (client, old) = (scene.client.clone(), scene.old.clone());
+        hung.spawn(async move { client.decrypt(&old).await.err() });
+    }
+    let mut served = 0;
+    loop {
+        tokio::select! {
+            biased;
+            first = hung.join_next() => {
+                let error = first.context("no call")??.context("a hung key has answered")?;
+                ensure!(error.code() == Code::DeadlineExceeded, "{error}");
+                break;
+            }
+            new = scene.client.decrypt(&scene.new) => {
+                ensure!(new? == "under key 2");
+                ensure!(scene.client.status().await?.key_id == scene.new.key_id);
+                served += 1;
+            }
+        }
+    }
+    hung.abort_all();
+    // Behind a hung call not one would have been served.
+    ensure!(served >= 5, "only {served} were served");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_provider_that_restarts_in_a_loop_is_felt_as_latency_alone() {
+    let mut scene = Scene::start("restarts").await.unwrap().directly().await.unwrap();
+    let mut calls = JoinSet::new();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    for sealed in [scene.new.clone(), scene.old.clone()] {
+        let (client, stopped) = (scene.client.within(RESTART), stopped.clone());
+        calls.spawn(async move {
+            let mut served = 0_u32;
+            while !*stopped.borrow() {
+                client.decrypt(&sealed).await.with_context(|| format!("call {served}"))?;
+                client.status().await?;
+                served += 1;
+            }
+            anyhow::Ok(served)
+        });
+    }
+    for _ in 0..8 {
+        scene.writer.restart().await.unwrap();
+        scene.client.within(RESTART).round_trip(b"between").await.unwrap();
+    }
+    stop.send(true).unwrap();
+    let served = calls.join_all().await;
+    for served in served {
+        let served = served.expect("no call fails");
+        assert!(served >= 8, "only {served} calls were made");
+    }
+    a_call_waits_for_a_provider_that_restarts(&mut scene).await.unwrap();
+}
+
+/// Also when probes have seen that it is away.
+async fn a_call_waits_for_a_provider_that_restarts(scene: &mut Scene) -> Result<()> {
+    scene.writer.process().kill()?;
+    let down = scene.shim.wait_status("key 2 is down", |status| {
+        ensure!(status["keys"][1]["healthy"] == false, "{status}");
+        Ok(())
+    });
+    down.await?;
+    let (client, new) = (scene.client.within(RESTART), scene.new.clone());
+    let waiting = tokio::spawn(async move { client.decrypt(&new).await });
+    let refused = async || {
+        let labels = [("reason", "connection")];
+        anyhow::Ok(scene.shim.metrics().await?.sum("kms_shim_forward_errors_total", &labels))
+    };
+    let before = refused().await?;
+    // The call has tried in vain, and more than once.
+    eventually("the call has been tried", PATIENCE, async || {
+        ensure!(waiting.is_finished() || refused().await? >= before + 3.0, "not yet");
+        Ok(())
+    })
+    .await?;
+    scene.writer.restart().await?;
+    ensure!(waiting.await?? == "under key 2");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_coast_with_the_shipped_times_lasts_a_minute() {
+    let scratch = Scratch::new("shipped").unwrap();
+    let mut plugin = LocalPlugin::start(&scratch, "plugin").await.unwrap();
+    let config = ShimConfig::new(1).write(1, plugin.endpoint());
+    let mut shim = Shim::start(&scratch, "shim", &config).await.unwrap();
+    let client = KmsClient::connect(&shim.endpoint()).await.unwrap();
+    let key_id = client.status().await.unwrap().key_id;
+
+    plugin.process().kill().unwrap();
+    let killed = Instant::now();
+    let error = first_error(&client, &key_id).await.unwrap();
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    let coasted = killed.elapsed();
+    assert!(coasted >= Duration::from_secs(60), "only {coasted:?}");
+    let status = shim.status().await.unwrap();
+    assert!(status["healthy"] == false && status["reason"].is_string(), "{status}");
+
+    plugin.restart().await.unwrap();
+    let returned = Instant::now();
+    let healed = shim.process().wait_until("Status heals", PATIENCE, async || {
+        ensure!(client.status().await?.key_id == key_id);
+        Ok(())
+    });
+    healed.await.unwrap();
+    println!("error {coasted:?} after the loss, well {:?} after the return", returned.elapsed());
+    client.round_trip(b"afterwards").await.unwrap();
+}
+
+#[tokio::test]
+async fn kube_apiserver_keeps_its_connection_and_a_dead_read_key_leaves_readyz_ok() {
+    let plane = ControlPlane::start("faults").await.unwrap();
+    let mut writer = LocalPlugin::start(&plane.scratch, "writer").await.unwrap();
+    let mut reader = LocalPlugin::start(&plane.scratch, "reader").await.unwrap();
+    let config = quick(1).write(2, writer.endpoint()).read(1, reader.endpoint());
+    let mut shim = Shim::start(&plane.scratch, "shim", &config).await.unwrap();
+    let encryption = EncryptionConfiguration::kms("sidekey", shim.endpoint());
+    let options = Options::new("a").encryption(encryption);
+    let mut server = KubeApiserver::start(&plane, options).await.unwrap();
+    let connections = eventually("kube-apiserver has one connection", PATIENCE, async || {
+        let connections = accepted(&shim.socket())?;
+        ensure!(connections.len() == 1, "{connections:?}");
+        Ok(connections)
+    });
+    let connections = connections.await.unwrap();
+
+    a_dead_read_key_leaves_readyz_ok(&mut shim, &mut reader, &server).await.unwrap();
+    for number in 0..5 {
+        writer.restart().await.unwrap();
+        let (client, name) = (server.client(), format!("restart-{number}"));
+        client.create(Kind::Secret, "default", &name, &[("word", "x")]).await.unwrap();
+        assert!(server.readyz().await.unwrap()["kms-providers"], "restart {number}");
+    }
+    writer.process().kill().unwrap();
+    server.wait_kms_providers(false).await.unwrap();
+    writer.restart().await.unwrap();
+    let returned = Instant::now();
+    server.wait_kms_providers(true).await.unwrap();
+    println!("kms-providers is good {:?} after the provider's return", returned.elapsed());
+    server.client().create(Kind::Secret, "default", "after", &[("word", "x")]).await.unwrap();
+    // The kernel's table is read in pieces, while others open and close sockets.
+    eventually("it is the same connection", PATIENCE, async || {
+        let now = accepted(&shim.socket())?;
+        ensure!(now == connections, "{now:?} in the place of {connections:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+async fn a_dead_read_key_leaves_readyz_ok(
+    shim: &mut Shim,
+    reader: &mut LocalPlugin,
+    server: &KubeApiserver,
+) -> Result<()> {
+    reader.process().kill()?;
+    let down = shim.wait_status("key 1 is down", |status| {
+        ensure!(status["keys"][0]["healthy"] == false, "{status}");
+        Ok(())
+    });
+    down.await?;
+    let labels = [("key", "1"), ("role", "read")];
+    let healthy = shim.metrics().await?.sum("kms_shim_plugin_healthy", &labels);
+    ensure!(healthy == 0.0, "the metric says {healthy}");
+    // kube-apiserver must have asked since: it asks at most every 20 s.
+    let asked = async || {
+        let labels = [("operation", "status"), ("code", "Ok")];
+        anyhow::Ok(shim.metrics().await?.sum("kms_shim_requests_total", &labels))
+    };
+    let before = asked().await?;
+    eventually("kube-apiserver asks for Status", PATIENCE, async || {
+        let checks = server.readyz().await?;
+        let bad: Vec<_> = checks.iter().filter(|(_, good)| !**good).collect();
+        // The end of the wait: this is no reason to ask again.
+        if !bad.is_empty() {
+            return Ok(Err(anyhow::anyhow!("readyz has bad checks: {bad:?}")));
+        }
+        ensure!(asked().await? > before, "not yet");
+        Ok(Ok(()))
+    })
+    .await?
+}
+
+/// The connections that a listener has accepted, by inode.
+fn accepted(socket: &Path) -> Result<BTreeSet<String>> {
+    let table = std::fs::read_to_string("/proc/net/unix")?;
+    let (dir, name) = (socket.parent().context("no directory")?, socket.file_name());
+    let connected = table.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, _, _, _, _, "03", inode, path] = fields.as_slice() else { return None };
+        // A socket keeps the path that it was bound to before it got its name.
+        let its = Path::new(path).starts_with(dir) && Path::new(path).file_name() == name;
+        its.then(|| (*inode).to_owned())
+    });
+    Ok(connected.collect())
+}

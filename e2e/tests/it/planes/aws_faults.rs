@@ -1,0 +1,128 @@
+//! Promise: while AWS is away, slow, throttles or has the key disabled, running
+//! kube-apiservers go on: what they have unwrapped stays readable, writes go on
+//! within their window, Status turns into an error by the documented rule
+//! alone, and all heals by itself. No request fails in all that time.
+//!
+//! AWS is moto; disabled keys and throttling are simulated on top of it, the
+//! network's faults by a gateway in front of it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use sidekey_e2e::aws::{AwsPlugin, KmsFault, Moto, REGION};
+use sidekey_e2e::gateway::{Fault, Gateway};
+use sidekey_e2e::vendor::{COAST, MEANWHILE, Sufferer};
+use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::{ControlPlane, Load, Stored, eventually};
+
+struct Scene {
+    gateway: Gateway,
+    moto: Moto,
+    key: String,
+    sufferer: Sufferer<AwsPlugin>,
+}
+
+#[tokio::test]
+async fn faults_of_aws_fail_no_request_and_heal_by_themselves() {
+    let mut scene = Scene::start().await.unwrap();
+    let load = scene.sufferer.load().unwrap();
+    load.more(MEANWHILE).await.unwrap();
+
+    a_hiccup_within_the_coast_is_not_seen(&mut scene).await.unwrap();
+    kms_is_down(&mut scene, &load).await.unwrap();
+    kms_has_five_seconds_of_latency(&mut scene, &load).await.unwrap();
+    kms_throttles(&mut scene, &load).await.unwrap();
+    the_key_is_disabled(&mut scene, &load).await.unwrap();
+
+    let report = load.stop().await.unwrap().without_failures().unwrap();
+    println!("throughout four faults {report}");
+    everything_reads_after_a_restart(&mut scene.sufferer).await.unwrap();
+}
+
+impl Scene {
+    async fn start() -> Result<Self> {
+        let plane = ControlPlane::start("aws-faults").await?;
+        let moto = Moto::start(plane.scratch.path()).await?;
+        let key = moto.owner().create_key().await?;
+        let gateway = Gateway::start(moto.address()).await?;
+        let coast = format!("{}s", COAST.as_secs());
+        let socket = plane.scratch.subdir("plugin")?.join("kms.sock");
+        let flags = [
+            format!("--key={key}"),
+            format!("--region={REGION}"),
+            format!("--listen={}", socket.display()),
+            "--health-port=127.0.0.1:0".to_owned(),
+            "--probe-interval=1s".to_owned(),
+            "--probe-timeout=2s".to_owned(),
+            format!("--coast={coast}"),
+        ];
+        let url = format!("http://{}", gateway.address());
+        let env = [
+            ("AWS_ENDPOINT_URL", url.as_str()),
+            ("AWS_ACCESS_KEY_ID", "AKIATESTTESTTEST"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ];
+        let mut plugin = AwsPlugin::spawn(&plane.scratch, "plugin", &flags, &env).await?;
+        plugin.wait_ready().await?;
+        let endpoint = plugin.endpoint("kms");
+        let sufferer = Sufferer::start(plane, plugin, endpoint).await?;
+        Ok(Self { gateway, moto, key, sufferer })
+    }
+}
+
+/// Two failed probes and more, but less than the coast: Status never wavers.
+async fn a_hiccup_within_the_coast_is_not_seen(scene: &mut Scene) -> Result<()> {
+    scene.gateway.inject(Fault::Cut);
+    let failed = eventually("a probe has failed", PATIENCE, async || {
+        let status = scene.sufferer.node.plugin.status().await?;
+        ensure!(status["keys"][0]["last_error"].is_object(), "{status}");
+        Ok(())
+    });
+    failed.await?;
+    scene.sufferer.client.status().await.context("Status must coast")?;
+    scene.gateway.heal();
+    scene.sufferer.heals().await
+}
+
+async fn kms_is_down(scene: &mut Scene, load: &Load) -> Result<()> {
+    let began = Instant::now();
+    scene.gateway.inject(Fault::Cut);
+    let why = scene.gateway.address().to_string();
+    scene.sufferer.is_felt_after_the_coast(began, &why, load).await?;
+    scene.sufferer.is_seen_by_the_apiserver(load).await?;
+    scene.gateway.heal();
+    scene.sufferer.heals_for_the_apiserver(load).await
+}
+
+async fn kms_has_five_seconds_of_latency(scene: &mut Scene, load: &Load) -> Result<()> {
+    let began = Instant::now();
+    scene.gateway.inject(Fault::Slow(Duration::from_secs(5)));
+    scene.sufferer.is_felt_after_the_coast(began, "timeout", load).await?;
+    scene.gateway.heal();
+    scene.sufferer.heals().await
+}
+
+async fn kms_throttles(scene: &mut Scene, load: &Load) -> Result<()> {
+    let began = Instant::now();
+    scene.moto.faults(&[KmsFault::error("ThrottlingException", "Rate exceeded")]).await?;
+    scene.sufferer.is_felt_after_the_coast(began, "ThrottlingException", load).await?;
+    scene.moto.faults(&[]).await?;
+    scene.sufferer.heals().await
+}
+
+/// For good, so the plugin does not coast; the shim in front of it does.
+async fn the_key_is_disabled(scene: &mut Scene, load: &Load) -> Result<()> {
+    scene.moto.owner().change_state("DisableKey", &scene.key).await?;
+    let error = scene.sufferer.first_error().await?;
+    scene.sufferer.is_felt(&error, "is disabled").await?;
+    scene.sufferer.is_seen_by_the_apiserver(load).await?;
+    scene.moto.owner().change_state("EnableKey", &scene.key).await?;
+    scene.sufferer.heals_for_the_apiserver(load).await
+}
+
+async fn everything_reads_after_a_restart(sufferer: &mut Sufferer<AwsPlugin>) -> Result<()> {
+    sufferer.everything_reads_after_a_restart().await?;
+    let stored = sufferer.plane.etcd.list("/registry/secrets/default/load-").await?;
+    ensure!(!stored.is_empty(), "the load has left no Secret");
+    stored.iter().try_for_each(|entry| Stored::parse(&entry.value).map(drop))
+}

@@ -1,0 +1,132 @@
+//! Promise: editing OpenShift's APIServer is all it takes too: from clear to a cipher, to a KMS, and
+//! back to clear, each in two phases by kube-apiserver's own reload, with no failed request; what is
+//! wrong is told on the APIServer, and so is what is so.
+//!
+//! kube-apiservers are pods of a Deployment in the namespace that OpenShift has for them; its own
+//! operators, which would make static pods of them, are not here.
+
+use anyhow::{Context, Result, ensure};
+use hyper::Method;
+use serde_json::{Value, json};
+use sidekey_e2e::operator::{BETWEEN_STEPS, Managed, Options, ROTATION, VaultKey, condition};
+use sidekey_e2e::wait::LONG_PATIENCE;
+use sidekey_e2e::{Kind, Load};
+
+const PATH: &str = "/apis/config.openshift.io/v1/apiservers/cluster";
+
+struct Scene {
+    vault: VaultKey,
+    managed: Managed,
+}
+
+#[tokio::test]
+async fn editing_the_api_server_is_all_that_encryption_takes() {
+    let options = Options::default().vendors(&["aws", "vault"]);
+    let options = options.plane("openshift-kube-apiserver", "cluster");
+    let managed = Managed::start("op-openshift", options).await.unwrap();
+    let vault = VaultKey::create(&managed).await.unwrap();
+    let scene = Scene { vault, managed };
+    scene.hand_over().await.unwrap();
+    let load = scene.managed.load_on_service().unwrap();
+    load.more(BETWEEN_STEPS).await.unwrap();
+    scene.everything_is("").await.unwrap();
+
+    scene.becomes(&json!({"type": "aescbc"}), "aescbc", "k8s:enc:aescbc:v1:", &load).await.unwrap();
+    scene.a_missing_reference_is_named_on_the_api_server(&load).await.unwrap();
+    let vault = scene.vault.of_api_server(&scene.managed).await.unwrap();
+    let kms = json!({"type": "KMS", "kms": {"type": "Vault", "vault": vault}});
+    scene.becomes(&kms, "vault", "k8s:enc:kms:v2:", &load).await.unwrap();
+    scene.becomes(&json!({"type": "identity"}), "identity", "", &load).await.unwrap();
+    let report = load.stop().await.unwrap().without_failures().unwrap();
+    println!("throughout three changes, through the balancer: {report}");
+}
+
+impl Scene {
+    /// An APIServer that encrypts nothing, and says where the pods differ from OpenShift's.
+    async fn hand_over(&self) -> Result<()> {
+        let settings = json!({"controlPlane": {"selector": {"app": "kube-apiserver"}}});
+        let server = json!({
+            "apiVersion": "config.openshift.io/v1", "kind": "APIServer",
+            "metadata": {"name": "cluster", "annotations": {
+                "sidekey.dev/manage": "true", "sidekey.dev/settings": settings.to_string(),
+            }},
+            "spec": {"audit": {"profile": "Default"}, "encryption": {"type": "identity"}},
+        });
+        self.managed.hosted.cluster.client().apply(&server).await.map(drop)
+    }
+
+    /// Replaces `spec.encryption` and nothing else.
+    async fn edit(&self, encryption: &Value) -> Result<()> {
+        let client = self.managed.hosted.cluster.client();
+        let mut server = client.get(PATH).await?;
+        server["spec"]["encryption"] = encryption.clone();
+        client.send(Method::PUT, PATH, Some(&server)).await.map(drop)
+    }
+
+    /// After that edit `vendor` writes, everything stored begins like this, and the APIServer says so.
+    async fn becomes(
+        &self,
+        encryption: &Value,
+        vendor: &str,
+        prefix: &str,
+        load: &Load,
+    ) -> Result<()> {
+        self.edit(encryption).await?;
+        let what = format!("{vendor} has taken over");
+        let wait = self.managed.wait_encryption(what, ROTATION, |encryption| {
+            let (status, meta) = (&encryption["status"], &encryption["metadata"]);
+            ensure!(status["observedGeneration"] == meta["generation"], "the edit is not seen yet");
+            ensure!(status["activeKey"]["vendor"] == vendor, "{} writes", status["activeKey"]);
+            ensure!(status["rotation"].is_null(), "{}", status["rotation"]);
+            Ok(status["history"][0].clone())
+        });
+        let past = wait.await?;
+        ensure!(past["state"] == "Completed", "{past}");
+        println!("to {vendor}: {} to {}", past["startedTime"], past["completionTime"]);
+        load.more(BETWEEN_STEPS).await?;
+        self.everything_is(prefix).await?;
+        self.says("SecretEncryptionConfigured", "True", "").await?;
+        self.says("EtcdDataEncryptionUpToDate", "True", "").await
+    }
+
+    /// All that the load has stored begins like this; in clear where that is nothing.
+    async fn everything_is(&self, prefix: &str) -> Result<()> {
+        for kind in Kind::ALL {
+            let stored = self.managed.hosted.stored(kind, "default").await?;
+            ensure!(!stored.is_empty(), "there is no {kind:?}");
+            for entry in stored {
+                let clear = !entry.value.starts_with(b"k8s:enc:");
+                let right = entry.value.starts_with(prefix.as_bytes());
+                ensure!(right && clear == prefix.is_empty(), "{} is stored otherwise", entry.key);
+            }
+        }
+        Ok(())
+    }
+
+    async fn a_missing_reference_is_named_on_the_api_server(&self, load: &Load) -> Result<()> {
+        let before = self.managed.encryption().await?;
+        let mut vault = self.vault.of_api_server(&self.managed).await?;
+        vault["authentication"]["appRole"]["secret"]["name"] = "no-such-role".into();
+        self.edit(&json!({"type": "KMS", "kms": {"type": "Vault", "vault": vault}})).await?;
+        self.says("SecretEncryptionConfigured", "False", "no-such-role").await?;
+        load.more(BETWEEN_STEPS).await?;
+        let now = self.managed.encryption().await?;
+        ensure!(now["spec"] == before["spec"], "it was changed all the same: {}", now["spec"]);
+        Ok(())
+    }
+
+    /// Waits until a condition of the APIServer is so.
+    async fn says(&self, kind: &str, status: &str, part: &str) -> Result<()> {
+        let (managed, client) = (&self.managed, self.managed.hosted.cluster.client());
+        let what = format!("the APIServer says {kind} {status}");
+        let read = async || client.get(PATH).await;
+        managed
+            .wait_object(what, LONG_PATIENCE, read, |server| {
+                let found = condition(server, kind).context("it is silent")?;
+                ensure!(found["status"] == status, "{found}");
+                ensure!(found["message"].as_str().unwrap_or_default().contains(part), "{found}");
+                Ok(())
+            })
+            .await
+    }
+}

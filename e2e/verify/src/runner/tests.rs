@@ -1,0 +1,91 @@
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn shell(script: &str, counting: Counting, limit: Duration) -> Step {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    Step { name: "a step".to_owned(), command, counting, capture: counting == Counting::One, limit }
+}
+
+async fn run(step: Step) -> (Option<String>, Outcome, Runner, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut runner = Runner::new(dir.path().join("logs")).unwrap();
+    runner.grace = Duration::from_millis(300);
+    let output = runner.run(step).await;
+    let outcome = runner.outcomes().pop().unwrap();
+    (output, outcome, runner, dir)
+}
+
+#[tokio::test]
+async fn a_good_step_gives_its_standard_output_and_counts_once() {
+    let (output, outcome, _runner, _dir) =
+        run(shell("echo out; echo err >&2", Counting::One, LIMIT)).await;
+    assert_eq!(output.as_deref(), Some("out\n"));
+    assert_eq!(outcome.counts, Counts { passed: 1, failed: 0 });
+    assert_eq!(std::fs::read_to_string(&outcome.log).unwrap(), "err\n");
+}
+
+#[tokio::test]
+async fn a_bad_exit_code_is_a_failed_test() {
+    let (output, outcome, _runner, _dir) = run(shell("exit 3", Counting::One, LIMIT)).await;
+    assert_eq!(output, None);
+    assert_eq!(outcome.counts, Counts { passed: 0, failed: 1 });
+    assert!(outcome.problem.unwrap().contains("exit status: 3"));
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_there_is_a_failed_test() {
+    let mut step = shell("", Counting::One, LIMIT);
+    step.command = Command::new("/no/such/program");
+    let (_, outcome, _runner, _dir) = run(step).await;
+    assert_eq!(outcome.counts, Counts { passed: 0, failed: 1 });
+    assert!(outcome.problem.unwrap().contains("/no/such/program"));
+}
+
+#[tokio::test]
+async fn a_step_beyond_its_limit_is_ended_with_all_its_children() {
+    let script = "echo test a ... ok; setsid sleep 600 & sleep 600";
+    // Long enough for a shell to say its line on a busy machine.
+    let step = shell(script, Counting::Libtest, Duration::from_secs(10));
+    let (_, outcome, runner, _dir) = run(step).await;
+    assert_eq!(outcome.counts, Counts { passed: 1, failed: 1 });
+    assert!(outcome.problem.unwrap().contains("more than"));
+    assert!(leftover::find(&runner.mark).is_empty());
+}
+
+#[tokio::test]
+async fn a_test_that_leaves_a_process_behind_fails_and_the_process_is_ended() {
+    // A process that is just about to become another program has no environment for a moment, and
+    // so no mark: the step ends when it is one.
+    let script = "echo 'test result: ok. 4 passed; 0 failed; 0 ignored'; setsid sleep 600 &
+        until tr '\\0' ' ' < /proc/$!/cmdline | grep -q '^sleep 600' \
+            && grep -q SIDEKEY_VERIFY_STEP /proc/$!/environ; do :; done";
+    let (_, outcome, runner, _dir) = run(shell(script, Counting::Libtest, LIMIT)).await;
+    assert_eq!(outcome.counts, Counts { passed: 4, failed: 1 });
+    assert!(outcome.problem.unwrap().contains("left running: sleep (pid "));
+    leftover::end(&runner.mark).await;
+    assert!(leftover::find(&runner.mark).is_empty());
+}
+
+#[tokio::test]
+async fn an_interrupt_ends_what_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let runner = Runner::new(dir.path().join("logs")).unwrap();
+    let step = shell("setsid sleep 600 & sleep 600", Counting::One, LIMIT);
+    let begun = async {
+        while leftover::find(&runner.mark).len() < 3 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        runner.interrupt("a test").await;
+    };
+    let (output, ()) = tokio::join!(runner.run(step), begun);
+    assert_eq!(output, None);
+    assert!(leftover::find(&runner.mark).is_empty());
+}
+
+#[test]
+fn file_names_are_harmless() {
+    assert_eq!(file_name("sidekey-e2e test up"), "sidekey-e2e_test_up.log");
+    assert_eq!(file_name("../a/b"), "___a_b.log");
+}

@@ -1,0 +1,328 @@
+//! The stages of a run: checks, one build, what comes from outside, tests.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::outcome::Counting;
+use crate::runner::{Runner, Step};
+use crate::schedule::{self, Job};
+use crate::suite::{self, Executable, Test};
+use crate::verdict;
+use crate::workspace::{Workspace, cargo};
+
+const FORMAT: &str = "rustfmt";
+const LINT: &str = "clippy";
+const BUILD: &str = "build";
+const PREPARE: &str = "prepare";
+
+/// The harness's own program that fetches and builds what tests need.
+const PREPARER: &str = "prepare";
+
+/// A build that takes longer hangs.
+const BUILD_LIMIT: Duration = Duration::from_secs(45 * 60);
+
+/// A test that takes longer hangs.
+const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
+
+/// Where the harness finds our binaries: see `sidekey_e2e::binaries`.
+const BIN_DIR: &str = "SIDEKEY_BIN_DIR";
+
+/// Where the harness finds images that are built already: see `sidekey_e2e::images`.
+const IMAGE_DIR: &str = "SIDEKEY_IMAGE_DIR";
+
+/// Everything that a run needs to know.
+#[derive(Clone, Copy)]
+pub(crate) struct Stages<'a> {
+    pub(crate) workspace: &'a Workspace,
+    pub(crate) runner: &'a Runner,
+    /// Whether release builds and full sizes are wanted too.
+    pub(crate) all: bool,
+    /// What must be in a step's name, or else in a test's.
+    pub(crate) only: Option<&'a str>,
+    /// How often each test runs.
+    pub(crate) times: usize,
+    /// How much runs at once; see [`schedule`].
+    pub(crate) capacity: usize,
+}
+
+/// What the build made.
+struct Built {
+    executables: Vec<Executable>,
+    /// The program that prepares, and beside it all binaries.
+    preparer: PathBuf,
+}
+
+impl Stages<'_> {
+    /// Runs everything that is chosen.
+    pub(crate) async fn run(self) {
+        self.checks().await;
+        if self.only.is_some() && !self.runner.is_empty() {
+            return;
+        }
+        let Some(built) = self.build().await else { return };
+        let tests = match self.tests(&built.executables) {
+            Ok(tests) => tests,
+            Err(error) => return self.runner.failed(BUILD, &format!("{error:#}")),
+        };
+        if tests.is_empty() {
+            return self.runner.forget(BUILD);
+        }
+        self.runner.plan(tests.iter().map(|test| test.name.clone()));
+        let released = if self.all { self.release().await } else { Some(None) };
+        let needs_more = tests.iter().any(|test| test.is_end_to_end);
+        let place = self.workspace.target.join("verify");
+        let ready = match released {
+            Some(directory) if needs_more => {
+                self.prepare(&built.preparer, directory.as_deref(), &place).await
+            }
+            other => other.is_some(),
+        };
+        for _ in 0..self.times {
+            self.run_tests(&tests, ready, &place).await;
+        }
+        self.second_chance(&tests, &place).await;
+    }
+
+    /// The names of all steps that are chosen; the tests are built for that.
+    pub(crate) async fn list(self) -> Result<Vec<String>> {
+        let mut names = vec![FORMAT.to_owned(), LINT.to_owned(), BUILD.to_owned()];
+        if self.all {
+            names.extend(self.workspace.libraries().map(|member| alone_step(&member.name)));
+            names.extend(self.workspace.products().map(|member| release_step(&member.name)));
+        }
+        names.push(PREPARE.to_owned());
+        let built = self.build().await.context("the tests could not be built, see above")?;
+        for executable in &built.executables {
+            names.extend(executable.tests(self.all)?.into_iter().map(|test| test.name));
+        }
+        names.retain(|name| self.chosen(name));
+        Ok(names)
+    }
+
+    fn chosen(&self, name: &str) -> bool {
+        self.only.is_none_or(|part| name.contains(part))
+    }
+
+    /// Formatting, lints, and with `--all` each crate alone: a build of the workspace unifies
+    /// features, and so hides a missing one.
+    async fn checks(self) {
+        if self.chosen(FORMAT) {
+            let mut command = cargo();
+            command.args(["fmt", "--all", "--", "--check"]);
+            self.with_component("fmt", "rustfmt").await;
+            self.step(FORMAT, command, false).await;
+        }
+        if self.chosen(LINT) {
+            let mut command = cargo();
+            command.args(["clippy", "--locked", "--workspace", "--all-targets"]);
+            command.args(["--", "-D", "warnings"]);
+            self.with_component("clippy", "clippy").await;
+            self.step(LINT, command, false).await;
+        }
+        for member in self.workspace.libraries().filter(|_| self.all) {
+            let name = alone_step(&member.name);
+            if self.chosen(&name) {
+                let mut command = cargo();
+                command.args(["check", "--locked", "--package", &member.name]);
+                self.step(&name, command, false).await;
+            }
+        }
+    }
+
+    /// Installs a part of the toolchain where it is missing and rustup can help.
+    async fn with_component(self, subcommand: &str, component: &str) {
+        let present =
+            tokio::process::Command::from(cargo()).args([subcommand, "--version"]).output();
+        if present.await.is_ok_and(|output| output.status.success()) {
+            return;
+        }
+        let mut command = Command::new("rustup");
+        command.args(["component", "add", component]);
+        self.step(&format!("install {component}"), command, false).await;
+    }
+
+    /// Every binary and every test, in one profile and with one set of features.
+    async fn build(self) -> Option<Built> {
+        let mut command = cargo();
+        command.args(["build", "--locked", "--workspace", "--all-targets"]);
+        command.arg("--message-format=json-render-diagnostics");
+        let output = self.step(BUILD, command, true).await?;
+        let mut built = Built { executables: Vec::new(), preparer: PathBuf::new() };
+        for artifact in artifacts(&output) {
+            let Artifact { manifest_path, target, profile, executable } = artifact;
+            let (Some(path), Some(member)) = (executable, self.workspace.member(&manifest_path))
+            else {
+                continue;
+            };
+            let kind = target.kind.first().map_or("lib", String::as_str);
+            if !profile.test {
+                if target.name == PREPARER {
+                    built.preparer = path;
+                }
+                continue;
+            }
+            let folder = member.folder().to_owned();
+            let path = self.keep(&path).unwrap_or(path);
+            let root = &self.workspace.root;
+            built.executables.push(Executable {
+                is_end_to_end: suite::is_end_to_end(&folder, root, kind, &target.name),
+                package: member.name.clone(),
+                target: suite::target_name(kind, &target.name, &member.name),
+                path,
+                folder,
+            });
+        }
+        built.executables.sort_by(|a, b| (&a.package, &a.target).cmp(&(&b.package, &b.target)));
+        Some(built)
+    }
+
+    /// Another name for an executable, under which it stays as it is while somebody builds again.
+    fn keep(&self, path: &Path) -> Option<PathBuf> {
+        let place = self.runner.place().join("tests");
+        std::fs::create_dir_all(&place).ok()?;
+        let kept = place.join(path.file_name()?);
+        // Of the run before.
+        let _ = std::fs::remove_file(&kept);
+        std::fs::hard_link(path, &kept).ok().map(|()| kept)
+    }
+
+    fn tests(&self, executables: &[Executable]) -> Result<Vec<Test>> {
+        let mut tests = Vec::new();
+        for executable in executables {
+            tests.extend(executable.tests(self.all)?);
+        }
+        tests.retain(|test| self.chosen(&test.name));
+        Ok(tests)
+    }
+
+    /// Release binaries, each crate alone as it is shipped; gives their directory.
+    async fn release(self) -> Option<Option<PathBuf>> {
+        let mut directory = None;
+        for member in self.workspace.products() {
+            let mut command = cargo();
+            command.args(["build", "--locked", "--release", "--bins", "--package", &member.name]);
+            command.arg("--message-format=json-render-diagnostics");
+            let output = self.step(&release_step(&member.name), command, true).await?;
+            let built = artifacts(&output).next().and_then(|artifact| artifact.executable);
+            directory = built.and_then(|path| Some(path.parent()?.to_owned())).or(directory);
+        }
+        Some(directory)
+    }
+
+    /// Servers, packages and images, before the first test: nobody waits for a download, or
+    /// for a build, within the time of a test.
+    async fn prepare(self, preparer: &Path, released: Option<&Path>, place: &Path) -> bool {
+        let mut command = Command::new(preparer);
+        let binaries = released.or_else(|| preparer.parent()).unwrap_or(place);
+        command.arg("--binaries").arg(binaries).arg("--into").arg(place);
+        self.step(PREPARE, command, false).await.is_some()
+    }
+
+    async fn step(self, name: &str, mut command: Command, capture: bool) -> Option<String> {
+        command.current_dir(&self.workspace.root);
+        let name = name.to_owned();
+        let step = Step { name, command, counting: Counting::One, capture, limit: BUILD_LIMIT };
+        self.runner.run(step).await
+    }
+
+    async fn run_tests(self, tests: &[Test], ready: bool, place: &Path) {
+        let mut jobs = Vec::new();
+        for test in tests {
+            if test.is_end_to_end && !ready {
+                self.runner.not_run(&test.name, "what it needs was not built");
+                continue;
+            }
+            let work = Box::pin(async move {
+                self.runner.run(test_step(test, place, test.name.clone())).await;
+            });
+            jobs.push(Job { takes: test.takes, work });
+        }
+        schedule::run(jobs, self.capacity).await;
+    }
+
+    /// Runs the one test that failed once more, alone, if the machine may be to blame.
+    async fn second_chance(self, tests: &[Test], place: &Path) {
+        let Some(outcome) = self.runner.only_failure() else { return };
+        let Some(test) = tests.iter().find(|test| test.name == outcome.step) else { return };
+        let output = std::fs::read_to_string(&outcome.log).unwrap_or_default();
+        if !test.is_end_to_end || !verdict::may_be_forgiven(&outcome, &output) {
+            return;
+        }
+        let again = format!("{} (second chance)", test.name);
+        self.runner.say(&format!("{} was starved: it runs once more, alone", test.name));
+        if self.runner.run(test_step(test, place, again.clone())).await.is_some() {
+            self.runner.forgive(&test.name, &again);
+        }
+    }
+}
+
+fn test_step(test: &Test, place: &Path, name: String) -> Step {
+    let mut command = test.command();
+    if test.is_end_to_end {
+        command.env(BIN_DIR, place.join("bin")).env(IMAGE_DIR, place.join("images"));
+    }
+    Step { name, command, counting: Counting::Libtest, capture: false, limit: TEST_LIMIT }
+}
+
+/// Name of the step that checks a crate alone.
+fn alone_step(package: &str) -> String {
+    format!("check {package} alone")
+}
+
+/// Name of the step that builds a crate as it is shipped.
+fn release_step(package: &str) -> String {
+    format!("release build {package}")
+}
+
+/// One of cargo's messages about something that it has built.
+#[derive(Deserialize)]
+struct Artifact {
+    manifest_path: PathBuf,
+    target: ArtifactTarget,
+    profile: Profile,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct ArtifactTarget {
+    name: String,
+    kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// The executables among cargo's messages.
+fn artifacts(output: &str) -> impl Iterator<Item = Artifact> {
+    output
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Artifact>(line).ok())
+        .filter(|artifact| artifact.executable.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executables_are_found_among_cargos_messages() {
+        let text = concat!(
+            r#"{"reason":"build-script-executed","package_id":"x"}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/x/Cargo.toml","target":{"name":"a","kind":["lib"]},"profile":{"test":false},"executable":null}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/x/Cargo.toml","target":{"name":"b","kind":["test"]},"profile":{"test":true},"executable":"/t/b"}"#,
+            "\nnot json\n",
+        );
+        let found: Vec<Artifact> = artifacts(text).collect();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].target.name, "b");
+        assert!(found[0].profile.test);
+    }
+}

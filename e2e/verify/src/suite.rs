@@ -1,0 +1,150 @@
+//! The tests there are, as the built executables tell.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::schedule::Takes;
+
+/// How many tests of one executable run at once where it is run as a whole.
+const THREADS: usize = 2;
+
+/// Where tests begin that only `--all` runs.
+const FULL: &str = "full::";
+
+/// A test executable that cargo has built.
+#[derive(Clone, Debug)]
+pub(crate) struct Executable {
+    /// The crate it belongs to.
+    pub(crate) package: String,
+    /// `lib`, or the kind and name of its target.
+    pub(crate) target: String,
+    pub(crate) path: PathBuf,
+    /// The directory in which it runs.
+    pub(crate) folder: PathBuf,
+    /// Whether its tests start real servers, and say in their paths what they take.
+    pub(crate) is_end_to_end: bool,
+}
+
+/// What is run as one process: an end-to-end test, or an executable of other tests.
+#[derive(Clone, Debug)]
+pub(crate) struct Test {
+    pub(crate) name: String,
+    pub(crate) takes: Takes,
+    pub(crate) is_end_to_end: bool,
+    executable: PathBuf,
+    folder: PathBuf,
+    arguments: Vec<String>,
+}
+
+impl Executable {
+    /// The tests in it; those of `--all` alone only if asked for.
+    pub(crate) fn tests(&self, all: bool) -> Result<Vec<Test>> {
+        if !self.is_end_to_end {
+            return Ok(vec![self.whole()]);
+        }
+        let listed = Command::new(&self.path)
+            .args(["--list", "--format", "terse"])
+            .current_dir(&self.folder)
+            .output()
+            .with_context(|| format!("cannot run {}", self.path.display()))?;
+        ensure!(listed.status.success(), "{} --list failed", self.path.display());
+        let names = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let names = names.lines().filter_map(|line| line.strip_suffix(": test"));
+        Ok(names.filter(|name| all || !name.starts_with(FULL)).map(|name| self.one(name)).collect())
+    }
+
+    /// One test in a process of its own: what it starts, and how starved it was, is its own.
+    fn one(&self, name: &str) -> Test {
+        Test {
+            name: format!("{} {name}", self.target),
+            takes: Takes::of(name),
+            is_end_to_end: true,
+            executable: self.path.clone(),
+            folder: self.folder.clone(),
+            arguments: ["--exact", name, "--test-threads=1"].map(str::to_owned).to_vec(),
+        }
+    }
+
+    fn whole(&self) -> Test {
+        Test {
+            name: format!("{} {}", self.package, self.target),
+            takes: Takes::Threads,
+            is_end_to_end: false,
+            executable: self.path.clone(),
+            folder: self.folder.clone(),
+            arguments: vec![format!("--test-threads={THREADS}")],
+        }
+    }
+}
+
+impl Test {
+    /// Its process, as `cargo test` would start it.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command.args(&self.arguments);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        // What a test says of its failure is enough; frames would push it out of what is shown.
+        command.env("RUST_BACKTRACE", "0");
+        command
+    }
+}
+
+/// Names a target as its kind and name, or `lib`.
+pub(crate) fn target_name(kind: &str, name: &str, package: &str) -> String {
+    match kind {
+        "test" => name.to_owned(),
+        "bin" if name == package => "bin".to_owned(),
+        "bin" | "bench" | "example" => format!("{kind} {name}"),
+        _ => "lib".to_owned(),
+    }
+}
+
+/// Tests that no end-to-end test is: they need no more than the build.
+pub(crate) fn is_end_to_end(folder: &Path, root: &Path, kind: &str, target: &str) -> bool {
+    // The policy looks at files and at cargo's answers alone.
+    folder == root.join("e2e") && kind == "test" && target != "policy"
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn executable(script: &str, is_end_to_end: bool) -> (Executable, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("it-1");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let folder = dir.path().to_owned();
+        let (package, target) = ("sidekey-e2e".to_owned(), "it".to_owned());
+        (Executable { package, target, path, folder, is_end_to_end }, dir)
+    }
+
+    #[test]
+    fn end_to_end_tests_are_single_and_those_of_all_are_left_out() {
+        let script = "echo 'plane::a::b: test'; echo 'full::machine::c: test'; echo; echo 2 tests";
+        let (it, _dir) = executable(script, true);
+        let some = it.tests(false).unwrap();
+        assert_eq!(some.len(), 1);
+        assert_eq!((some[0].name.as_str(), some[0].takes), ("it plane::a::b", Takes::Plane));
+        assert_eq!(some[0].arguments, ["--exact", "plane::a::b", "--test-threads=1"]);
+        assert_eq!(it.tests(true).unwrap()[1].takes, Takes::Machine);
+    }
+
+    #[test]
+    fn other_tests_run_as_one_with_a_known_number_of_threads() {
+        let (it, _dir) = executable("exit 1", false);
+        let tests = it.tests(false).unwrap();
+        assert_eq!(tests[0].arguments, ["--test-threads=2"]);
+        assert_eq!(tests[0].takes, Takes::Threads);
+    }
+
+    #[test]
+    fn an_executable_that_cannot_tell_its_tests_is_an_error() {
+        let (it, _dir) = executable("exit 1", true);
+        assert!(it.tests(false).is_err());
+    }
+}

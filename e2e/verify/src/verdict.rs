@@ -1,0 +1,123 @@
+//! Where a test failed, and whether the machine is to blame.
+//!
+//! A failure is forgiven, after a second run alone that passed, only if all of this is true:
+//! the process itself was starved (its own clock ticked late by more than a second), what it
+//! said is that something came too late, it left no process, no program of ours panicked, and
+//! nothing that it read was wrong. A quiet machine forgives nothing: real races must not hide.
+
+use std::path::Path;
+
+use crate::outcome::Outcome;
+
+/// A test process that was not scheduled for longer than this was starved.
+const STARVED_MS: u64 = 1_000;
+
+/// How the harness marks what no busy machine can cause: wrong or unreadable data.
+const BROKEN: &str = "BROKEN: ";
+
+/// How waits and deadlines say that something was late.
+const LATE: &[&str] =
+    &["in vain", "DeadlineExceeded", "deadline", "timed out", "Timeout", "too late"];
+
+/// What libtest prints for a panic.
+const PANICKED: &str = "panicked at ";
+
+/// The places where tests panicked: the statement, which names the step, and its file and line.
+pub(crate) fn places(output: &str, root: &Path) -> Vec<String> {
+    let mut places = Vec::new();
+    for line in output.lines().filter(|line| line.starts_with("thread '")) {
+        let Some((_, place)) = line.split_once(PANICKED) else { continue };
+        let mut parts = place.trim_end_matches(':').splitn(3, ':');
+        let (Some(file), Some(number)) = (parts.next(), parts.next()) else { continue };
+        let text = std::fs::read_to_string(root.join(file)).unwrap_or_default();
+        let number: usize = number.parse().unwrap_or_default();
+        let place = match statement(&text, number) {
+            Some(statement) => format!("{statement} ({file}:{number})"),
+            None => format!("{file}:{number}"),
+        };
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    places
+}
+
+/// The whole statement that ends on or contains a line: rustfmt breaks long ones.
+fn statement(text: &str, number: usize) -> Option<String> {
+    let lines: Vec<&str> = text.lines().map(str::trim).take(number).collect();
+    if lines.len() < number {
+        return None;
+    }
+    let ends = |line: &&str| line.is_empty() || line.ends_with([';', '{', '}']);
+    let before = lines.iter().rev().skip(1).take_while(|line| !ends(line)).count();
+    let joined = lines[number - 1 - before..].concat();
+    Some(joined.chars().take(160).collect())
+}
+
+/// Whether a failure may be forgiven if the test passes alone.
+pub(crate) fn may_be_forgiven(outcome: &Outcome, output: &str) -> bool {
+    let panics_elsewhere = output
+        .lines()
+        .any(|line| line.split_once(PANICKED).is_some_and(|(_, place)| !place.starts_with("e2e/")));
+    outcome.late_ms > STARVED_MS
+        && outcome.counts.failed == 1
+        && outcome.problem.as_deref().is_none_or(|problem| problem.contains("exit status: 101"))
+        && LATE.iter().any(|word| output.contains(word))
+        && !output.contains(BROKEN)
+        && !panics_elsewhere
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Counts;
+
+    const LATE_OUTPUT: &str = "thread 'plane::x' panicked at e2e/tests/it/plane/x.rs:3:9:\n\
+                               called `Result::unwrap()`: waited 180 s in vain: a thing";
+
+    fn failed(late_ms: u64, problem: &str) -> Outcome {
+        let counts = Counts { passed: 0, failed: 1 };
+        let problem = Some(problem.to_owned());
+        Outcome { counts, late_ms, problem, ..Outcome::default() }
+    }
+
+    #[test]
+    fn only_a_starved_process_that_was_late_is_forgiven() {
+        let starved = failed(2_000, "ended with exit status: 101");
+        assert!(may_be_forgiven(&starved, LATE_OUTPUT));
+        let quiet = failed(200, "ended with exit status: 101");
+        assert!(!may_be_forgiven(&quiet, LATE_OUTPUT), "the machine was quiet");
+        let crashed = failed(2_000, "ended with signal: 11 (SIGSEGV)");
+        assert!(!may_be_forgiven(&crashed, LATE_OUTPUT), "it crashed");
+        let littered = failed(2_000, "left running: etcd (pid 7)");
+        assert!(!may_be_forgiven(&littered, LATE_OUTPUT), "it left a process");
+        assert!(!may_be_forgiven(&starved, "assertion failed: 1 == 2"), "nothing was late");
+        let broken = format!("{LATE_OUTPUT}\nBROKEN: s-3 reads \"b\", not \"a\"");
+        assert!(!may_be_forgiven(&starved, &broken), "data was wrong");
+        let product = format!("{LATE_OUTPUT}\nthread 'main' panicked at shim/src/run.rs:9:1:");
+        assert!(!may_be_forgiven(&starved, &product), "a program of ours panicked");
+    }
+
+    #[test]
+    fn the_step_is_the_statement_that_panicked() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = "async fn t() {\n    let scene = start().await.unwrap();\n    \
+                      a_key_is_lost(&scene)\n        .await\n        .unwrap();\n}\n";
+        std::fs::write(dir.path().join("t.rs"), source).unwrap();
+        let output = "thread 't' panicked at t.rs:5:10:\nno\nthread 't' panicked at t.rs:2:3:\n";
+        let places = places(output, dir.path());
+        assert_eq!(
+            places,
+            [
+                "a_key_is_lost(&scene).await.unwrap(); (t.rs:5)",
+                "let scene = start().await.unwrap(); (t.rs:2)"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_place_without_its_source_is_named_by_file_and_line() {
+        let output = "thread 't' panicked at gone.rs:7:10:\n";
+        assert_eq!(places(output, Path::new("/nowhere")), ["gone.rs:7"]);
+    }
+}

@@ -1,0 +1,108 @@
+//! The workspace as cargo describes it: what there is to build and to test.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+/// Our own crates, found and not listed: a new one is verified without an edit here.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Workspace {
+    #[serde(rename = "workspace_root")]
+    pub(crate) root: PathBuf,
+    #[serde(rename = "target_directory")]
+    pub(crate) target: PathBuf,
+    #[serde(rename = "packages")]
+    pub(crate) members: Vec<Member>,
+}
+
+/// One crate.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Member {
+    pub(crate) name: String,
+    pub(crate) manifest_path: PathBuf,
+    targets: Vec<Target>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    kind: Vec<String>,
+}
+
+impl Workspace {
+    /// Asks cargo, without looking at dependencies.
+    pub(crate) fn load() -> Result<Self> {
+        let output = cargo()
+            .args(["metadata", "--format-version", "1", "--no-deps"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .context("cannot start cargo")?;
+        let problem = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "cargo metadata failed: {}", problem.trim());
+        serde_json::from_slice(&output.stdout).context("cargo metadata printed unexpected JSON")
+    }
+
+    /// Crates with binaries that users get: all but the developer programs.
+    pub(crate) fn products(&self) -> impl Iterator<Item = &Member> {
+        let developers = self.root.join("e2e");
+        self.members.iter().filter(move |member| {
+            !member.manifest_path.starts_with(&developers)
+                && member.targets.iter().any(|target| target.kind.iter().any(|kind| kind == "bin"))
+        })
+    }
+
+    /// Crates without such binaries.
+    pub(crate) fn libraries(&self) -> impl Iterator<Item = &Member> {
+        let products: Vec<&str> = self.products().map(|member| member.name.as_str()).collect();
+        self.members.iter().filter(move |member| !products.contains(&member.name.as_str()))
+    }
+
+    /// The crate of a manifest.
+    pub(crate) fn member(&self, manifest: &Path) -> Option<&Member> {
+        self.members.iter().find(|member| member.manifest_path == manifest)
+    }
+}
+
+impl Member {
+    /// Where its tests run.
+    pub(crate) fn folder(&self) -> &Path {
+        self.manifest_path.parent().unwrap_or(&self.manifest_path)
+    }
+}
+
+/// The cargo that runs us, without the variables that it sets for the program it runs:
+/// they would differ from those of a plain build and make build scripts run again.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"]
+            .iter()
+            .any(|prefix| text.starts_with(prefix))
+        {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_and_folders_come_from_cargo() {
+        let workspace = Workspace::load().unwrap();
+        let names: Vec<&str> = workspace.products().map(|member| member.name.as_str()).collect();
+        assert!(names.contains(&"sidekey-local"), "{names:?}");
+        let others: Vec<&str> = workspace.libraries().map(|member| member.name.as_str()).collect();
+        for name in ["sidekey-e2e", "sidekey-verify", "sidekey-core"] {
+            assert!(others.contains(&name), "{others:?}");
+        }
+        assert_eq!(names.len() + others.len(), workspace.members.len());
+        let core = workspace.root.join("providers/core");
+        let found = workspace.member(&core.join("Cargo.toml")).unwrap();
+        assert_eq!((found.name.as_str(), found.folder()), ("sidekey-core", core.as_path()));
+    }
+}

@@ -57,25 +57,30 @@ pub(crate) struct Job<'a> {
     pub(crate) work: Pin<Box<dyn Future<Output = ()> + 'a>>,
 }
 
+impl std::fmt::Debug for Job<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job").field("takes", &self.takes).finish_non_exhaustive()
+    }
+}
+
 /// Runs everything, the heaviest first, what takes the machine last: begun last, a long one
 /// would run on alone. What does not fit yet lets lighter ones pass.
 pub(crate) async fn run(mut jobs: Vec<Job<'_>>, capacity: usize) {
     jobs.sort_by_key(|job| (job.takes == Takes::Machine, std::cmp::Reverse(job.takes)));
     let waiting = RefCell::new(VecDeque::from(jobs));
     let free = Cell::new(capacity);
-    let mut running: Vec<(usize, Pin<Box<dyn Future<Output = ()> + '_>>)> = Vec::new();
+    let mut running: Vec<Job<'_>> = Vec::new();
     std::future::poll_fn(|context| {
         loop {
             while let Some(job) = next(&waiting, free.get(), capacity) {
-                let weight = job.takes.weight(capacity);
-                free.set(free.get() - weight);
-                running.push((weight, job.work));
+                free.set(free.get() - job.takes.weight(capacity));
+                running.push(job);
             }
             let before = running.len();
-            running.retain_mut(|(weight, work)| {
-                let pending = work.as_mut().poll(context).is_pending();
+            running.retain_mut(|job| {
+                let pending = job.work.as_mut().poll(context).is_pending();
                 if !pending {
-                    free.set(free.get() + *weight);
+                    free.set(free.get() + job.takes.weight(capacity));
                 }
                 pending
             });

@@ -1,6 +1,6 @@
 //! Our own programs: as the tests build them, or as users run them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -135,8 +135,24 @@ fn build(name: &str) -> Result<PathBuf> {
     executable.context("cargo did not say where it put the binary")
 }
 
+/// The names of all binaries that users get: all but the developer programs.
+pub fn products() -> Result<BTreeSet<String>> {
+    let ours = |manifest: &str| !manifest.contains("/e2e/");
+    let all = all()?.into_iter();
+    Ok(all.filter(|(_, (_, manifest))| ours(manifest)).map(|(name, _)| name).collect())
+}
+
 /// The crate that a binary belongs to.
 pub(crate) fn package_of(name: &str) -> Result<String> {
+    let mut all = all()?;
+    let known: Vec<String> = all.keys().cloned().collect();
+    let found = all.remove(name).map(|(package, _)| package);
+    let none = || format!("the workspace has no binary of that name; it has {}", known.join(", "));
+    found.with_context(none)
+}
+
+/// Every binary of the workspace, with its crate and the manifest of that.
+fn all() -> Result<BTreeMap<String, (String, String)>> {
     let ran = cargo()
         .args(["metadata", "--no-deps", "--format-version=1"])
         .output()
@@ -144,18 +160,17 @@ pub(crate) fn package_of(name: &str) -> Result<String> {
     let text = String::from_utf8_lossy(&ran.stderr);
     ensure!(ran.status.success(), "cargo metadata failed: {text}");
     let metadata: Value = serde_json::from_slice(&ran.stdout).context("bad cargo metadata")?;
-    let mut known = Vec::new();
+    let text = |value: &Value| value.as_str().map(str::to_owned).unwrap_or_default();
+    let mut found = BTreeMap::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
         for target in package["targets"].as_array().into_iter().flatten() {
-            let is_bin = target["kind"].as_array().is_some_and(|kind| kind.contains(&"bin".into()));
-            let (true, Some(bin)) = (is_bin, target["name"].as_str()) else { continue };
-            if bin == name {
-                return Ok(package["name"].as_str().context("package without name")?.to_owned());
+            if target["kind"].as_array().is_some_and(|kind| kind.contains(&"bin".into())) {
+                let owner = (text(&package["name"]), text(&package["manifest_path"]));
+                found.insert(text(&target["name"]), owner);
             }
-            known.push(bin);
         }
     }
-    bail!("the workspace has no binary of that name; it has {}", known.join(", "))
+    Ok(found)
 }
 
 /// The cargo that runs us, at the top of the repository.

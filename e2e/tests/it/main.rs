@@ -2,7 +2,9 @@
 //!
 //! The modules say what a test takes, and so how many `cargo verify` runs side by side: `light`
 //! no kube-apiserver, `plane` one etcd with a kube-apiserver, `planes` two kube-apiservers and
-//! the sidecars of both, `machine` everything. What is in `full` runs in `cargo verify --all`.
+//! the sidecars of both, `machine` everything. Each test has a process of its own, but for those of
+//! a module in `shared`, which share one and what it started. What is in `full` runs in
+//! `cargo verify --all` alone.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod light {
@@ -11,11 +13,16 @@ mod light {
     mod cli_publish_dir;
     mod configuration;
     mod harness;
+    mod programs;
     mod proxy;
     mod shim_conformance;
     mod shim_page;
     mod shim_revisions;
     mod vault_backend;
+
+    mod shared {
+        mod images;
+    }
 }
 
 mod plane {
@@ -46,8 +53,10 @@ mod planes {
 
 mod full {
     mod machine {
-        mod images;
         mod release_binaries;
-        mod xbench;
+
+        mod shared {
+            mod xbench;
+        }
     }
 }

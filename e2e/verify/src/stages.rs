@@ -95,11 +95,12 @@ impl Stages<'_> {
             names.extend(self.workspace.products().map(|member| release_step(&member.name)));
         }
         names.push(PREPARE.to_owned());
+        names.retain(|name| self.chosen(name));
         let built = self.build().await.context("the tests could not be built, see above")?;
         for executable in &built.executables {
-            names.extend(executable.tests(self.all)?.into_iter().map(|test| test.name));
+            let tests = executable.tests(self.all, |name| self.chosen(name))?;
+            names.extend(tests.into_iter().map(|test| test.name));
         }
-        names.retain(|name| self.chosen(name));
         Ok(names)
     }
 
@@ -193,9 +194,8 @@ impl Stages<'_> {
     fn tests(&self, executables: &[Executable]) -> Result<Vec<Test>> {
         let mut tests = Vec::new();
         for executable in executables {
-            tests.extend(executable.tests(self.all)?);
+            tests.extend(executable.tests(self.all, |name| self.chosen(name))?);
         }
-        tests.retain(|test| self.chosen(&test.name));
         Ok(tests)
     }
 
@@ -237,11 +237,20 @@ impl Stages<'_> {
                 continue;
             }
             let work = Box::pin(async move {
-                self.runner.run(test_step(test, place, test.name.clone())).await;
+                self.runner.run(self.test_step(test, place, test.name.clone())).await;
             });
             jobs.push(Job { takes: test.takes, work });
         }
         schedule::run(jobs, self.capacity).await;
+    }
+
+    /// With `--all`, the providers' own tests are run on what is shipped too.
+    fn test_step(&self, test: &Test, place: &Path, name: String) -> Step {
+        let mut command = test.command();
+        if test.is_end_to_end || self.all {
+            command.env(BIN_DIR, place.join("bin")).env(IMAGE_DIR, place.join("images"));
+        }
+        Step { name, command, counting: Counting::Libtest, capture: false, limit: TEST_LIMIT }
     }
 
     /// Runs the one test that failed once more, alone, if the machine may be to blame.
@@ -254,18 +263,10 @@ impl Stages<'_> {
         }
         let again = format!("{} (second chance)", test.name);
         self.runner.say(&format!("{} was starved: it runs once more, alone", test.name));
-        if self.runner.run(test_step(test, place, again.clone())).await.is_some() {
+        if self.runner.run(self.test_step(test, place, again.clone())).await.is_some() {
             self.runner.forgive(&test.name, &again);
         }
     }
-}
-
-fn test_step(test: &Test, place: &Path, name: String) -> Step {
-    let mut command = test.command();
-    if test.is_end_to_end {
-        command.env(BIN_DIR, place.join("bin")).env(IMAGE_DIR, place.join("images"));
-    }
-    Step { name, command, counting: Counting::Libtest, capture: false, limit: TEST_LIMIT }
 }
 
 /// Name of the step that checks a crate alone.

@@ -1,5 +1,6 @@
 //! The tests there are, as the built executables tell.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,6 +13,9 @@ const THREADS: usize = 2;
 
 /// Where tests begin that only `--all` runs.
 const FULL: &str = "full::";
+
+/// The module whose modules are groups: the tests of one share a process, and what it started.
+const SHARED: &str = "shared::";
 
 /// A test executable that cargo has built.
 #[derive(Clone, Debug)]
@@ -39,10 +43,13 @@ pub(crate) struct Test {
 }
 
 impl Executable {
-    /// The tests in it; those of `--all` alone only if asked for.
-    pub(crate) fn tests(&self, all: bool) -> Result<Vec<Test>> {
+    /// The tests in it whose names are chosen; those of `--all` alone only if asked for.
+    pub(crate) fn tests(&self, all: bool, chosen: impl Fn(&str) -> bool) -> Result<Vec<Test>> {
         if !self.is_end_to_end {
-            return Ok(vec![self.whole()]);
+            return Ok(Some(self.whole())
+                .filter(|whole| chosen(&whole.name))
+                .into_iter()
+                .collect());
         }
         let listed = Command::new(&self.path)
             .args(["--list", "--format", "terse"])
@@ -52,18 +59,28 @@ impl Executable {
         ensure!(listed.status.success(), "{} --list failed", self.path.display());
         let names = String::from_utf8_lossy(&listed.stdout).into_owned();
         let names = names.lines().filter_map(|line| line.strip_suffix(": test"));
-        Ok(names.filter(|name| all || !name.starts_with(FULL)).map(|name| self.one(name)).collect())
+        let mut groups: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for name in names.filter(|name| all || !name.starts_with(FULL)) {
+            if chosen(&format!("{} {name}", self.target)) {
+                groups.entry(group(name)).or_default().push(name.to_owned());
+            }
+        }
+        Ok(groups.into_iter().map(|(group, names)| self.process(group, names)).collect())
     }
 
-    /// One test in a process of its own: what it starts, and how starved it was, is its own.
-    fn one(&self, name: &str) -> Test {
+    /// Tests in a process of their own: what they start, and how starved they were, is theirs.
+    fn process(&self, group: &str, names: Vec<String>) -> Test {
+        let threads = names.len().min(THREADS);
+        let least = if threads > 1 { Takes::Threads } else { Takes::Light };
+        let mut arguments = vec!["--exact".to_owned(), format!("--test-threads={threads}")];
+        arguments.extend(names);
         Test {
-            name: format!("{} {name}", self.target),
-            takes: Takes::of(name),
+            name: format!("{} {group}", self.target),
+            takes: Takes::of(group).max(least),
             is_end_to_end: true,
             executable: self.path.clone(),
             folder: self.folder.clone(),
-            arguments: ["--exact", name, "--test-threads=1"].map(str::to_owned).to_vec(),
+            arguments,
         }
     }
 
@@ -89,6 +106,13 @@ impl Test {
         command.env("RUST_BACKTRACE", "0");
         command
     }
+}
+
+/// What a test runs with: alone, or in the group that its path names.
+fn group(name: &str) -> &str {
+    let Some(at) = name.find(SHARED) else { return name };
+    let begin = at + SHARED.len();
+    name[begin..].find("::").map_or(name, |length| &name[..begin + length])
 }
 
 /// Names a target as its kind and name, or `lib`.
@@ -127,17 +151,30 @@ mod tests {
     fn end_to_end_tests_are_single_and_those_of_all_are_left_out() {
         let script = "echo 'plane::a::b: test'; echo 'full::machine::c: test'; echo; echo 2 tests";
         let (it, _dir) = executable(script, true);
-        let some = it.tests(false).unwrap();
+        let some = it.tests(false, |_| true).unwrap();
         assert_eq!(some.len(), 1);
         assert_eq!((some[0].name.as_str(), some[0].takes), ("it plane::a::b", Takes::Plane));
-        assert_eq!(some[0].arguments, ["--exact", "plane::a::b", "--test-threads=1"]);
-        assert_eq!(it.tests(true).unwrap()[1].takes, Takes::Machine);
+        assert_eq!(some[0].arguments, ["--exact", "--test-threads=1", "plane::a::b"]);
+        assert_eq!(it.tests(true, |_| true).unwrap()[0].takes, Takes::Machine);
+        assert!(it.tests(true, |name| name.contains("elsewhere")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn tests_of_a_group_share_a_process_and_can_be_chosen_alone() {
+        let script = "for t in x y; do echo \"light::shared::g::$t: test\"; done";
+        let (it, _dir) = executable(script, true);
+        let group = it.tests(false, |_| true).unwrap().remove(0);
+        assert_eq!((group.name.as_str(), group.takes), ("it light::shared::g", Takes::Threads));
+        assert_eq!(group.arguments[1], "--test-threads=2");
+        assert_eq!(group.arguments[2..], ["light::shared::g::x", "light::shared::g::y"]);
+        let one = it.tests(false, |name| name.ends_with("::y")).unwrap().remove(0);
+        assert_eq!(one.arguments[1..], ["--test-threads=1", "light::shared::g::y"]);
     }
 
     #[test]
     fn other_tests_run_as_one_with_a_known_number_of_threads() {
         let (it, _dir) = executable("exit 1", false);
-        let tests = it.tests(false).unwrap();
+        let tests = it.tests(false, |_| true).unwrap();
         assert_eq!(tests[0].arguments, ["--test-threads=2"]);
         assert_eq!(tests[0].takes, Takes::Threads);
     }
@@ -145,6 +182,6 @@ mod tests {
     #[test]
     fn an_executable_that_cannot_tell_its_tests_is_an_error() {
         let (it, _dir) = executable("exit 1", true);
-        assert!(it.tests(false).is_err());
+        assert!(it.tests(false, |_| true).is_err());
     }
 }

@@ -99,31 +99,6 @@ async fn it_lists_exactly_the_crates_that_are_linked_with_licence_and_checksum()
     }
 }
 
-/// Messages of panics name the file that they come from, so a binary itself tells some of the
-/// crates that are in it.
-#[tokio::test]
-async fn no_crate_that_the_binary_names_is_missing() {
-    for image in all().await {
-        let crates = listed(&document(image));
-        let binary = fs::read(&image.binary).unwrap();
-        let binary = String::from_utf8_lossy(&binary);
-        let mut seen = BTreeSet::new();
-        for path in binary.split("/registry/src/").skip(1) {
-            let folder = path.split('/').nth(1).unwrap_or_default();
-            let other = |c: char| !c.is_ascii_alphanumeric() && !"-_.+".contains(c);
-            let folder = folder.split(other).next().unwrap_or_default();
-            let number = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
-            let mut dashes = folder.match_indices('-').map(|(at, _)| at);
-            if let Some(at) = dashes.find(|at| number(&folder[at + 1..])) {
-                seen.insert(format!("{} {}", &folder[..at], &folder[at + 1..]));
-            }
-        }
-        assert!(seen.len() > 10, "{}: {seen:?}", image.name);
-        let missing: Vec<&String> = seen.difference(&crates).collect();
-        assert!(missing.is_empty(), "{} has {missing:?}", image.name);
-    }
-}
-
 #[tokio::test]
 async fn it_has_the_shape_of_cyclonedx_and_belongs_to_its_image() {
     for image in all().await {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use sidekey_conformance::{Hook, Launched, assert_conforms};
+use sidekey_conformance::{Hook, Launched, assert_conforms, program};
 use sidekey_e2e::Scratch;
 use sidekey_e2e::aws::{LocalKms, Moto, REGION};
 use sidekey_e2e::gateway::Gateway;
@@ -50,7 +50,7 @@ async fn sidekey_aws_conforms_to_kms_v2_on_local_kms() {
 
 async fn serve(dir: &Path, key: &str, backend: SocketAddr) -> Launched {
     let socket = dir.join("kms.sock");
-    let mut serve = Command::new(env!("CARGO_BIN_EXE_sidekey-aws"));
+    let mut serve = Command::new(program(env!("CARGO_BIN_EXE_sidekey-aws")));
     serve
         .arg(format!("--key={key}"))
         .arg(format!("--region={REGION}"))

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,6 +22,9 @@ const LOOK: Duration = Duration::from_secs(3);
 
 /// How much of the log an error shows.
 const TAIL: usize = 4096;
+
+/// A directory with binaries as they are shipped, the same for all tests.
+const BIN_DIR: &str = "SIDEKEY_BIN_DIR";
 
 /// A plugin's process: started, waited for, restarted at will, killed with its last handle.
 #[derive(Clone, Debug)]
@@ -180,6 +184,20 @@ fn kill(child: &mut Child) -> std::io::Result<()> {
     child.wait().map(drop)
 }
 
+/// The program for a test to judge: the one of this name in `$SIDEKEY_BIN_DIR` if that is set, so
+/// that what is shipped can be put through the same suite, else `built`, which cargo has made for
+/// the test.
+pub fn program(built: impl AsRef<Path>) -> PathBuf {
+    choose(std::env::var_os(BIN_DIR).map(PathBuf::from), built.as_ref())
+}
+
+fn choose(shipped: Option<PathBuf>, built: &Path) -> PathBuf {
+    match (shipped, built.file_name()) {
+        (Some(dir), Some(name)) => dir.join(name),
+        _ => built.to_owned(),
+    }
+}
+
 /// Waits until the plugin answers Status with "ok"; the error says what it answered last.
 pub async fn wait_until_healthy(endpoint: &Endpoint, deadline: Duration) -> Result<(), String> {
     answers_again(endpoint, true, deadline).await
@@ -209,4 +227,16 @@ pub(crate) async fn answers_again(
 async fn look(endpoint: &Endpoint, deadline: Duration) -> Result<String, String> {
     let session = Session::open(endpoint, deadline).await.map_err(|fault| fault.to_string())?;
     session.status().await.map(|status| status.healthz).map_err(|fault| fault.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shipped_program_goes_before_the_one_that_cargo_built() {
+        let built = Path::new("/target/debug/sidekey-aws");
+        assert_eq!(choose(None, built), built);
+        assert_eq!(choose(Some("/bin".into()), built), Path::new("/bin/sidekey-aws"));
+    }
 }

@@ -30,7 +30,7 @@ mod trial;
 
 pub use check::{Check, Need, checks};
 pub use hook::Hook;
-pub use launch::{LaunchError, Launched, wait_until_healthy};
+pub use launch::{LaunchError, Launched, program, wait_until_healthy};
 pub use options::{Options, Selection, UnknownCheck};
 pub use plugin::Plugin;
 pub use report::{Finding, Report, Verdict};

@@ -31,8 +31,9 @@ pub fn assert_conforms(plugin: &Plugin) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
     async move {
         let options = Options {
-            deadline: Duration::from_secs(10),
-            status_bound: Duration::from_secs(3),
+            deadline: Duration::from_secs(30),
+            status_bound: Duration::from_secs(10),
+            restart_deadline: Duration::from_secs(60),
             ..Options::default()
         };
         let report = run(plugin, &options).await;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Deserialize;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::config::Problems;
@@ -22,6 +23,7 @@ static ALL: Mutex<BTreeMap<String, Arc<Kms>>> = Mutex::new(BTreeMap::new());
 #[derive(Default)]
 pub(crate) struct Kms {
     state: Mutex<State>,
+    released: Notify,
 }
 
 /// What it does next.
@@ -37,6 +39,8 @@ pub(crate) struct State {
     /// So many calls fail as unavailable, and then no more.
     pub(crate) fails_times: u32,
     pub(crate) delay: Duration,
+    /// Answers nobody until it is released.
+    held: bool,
     pub(crate) lies: bool,
     pub(crate) encrypts: u32,
     pub(crate) decrypts: u32,
@@ -90,6 +94,25 @@ impl Kms {
         question(&lock(&self.state))
     }
 
+    /// Whoever calls from now on waits.
+    pub(crate) fn hold(&self) {
+        self.set(|state| state.held = true);
+    }
+
+    /// All who wait are answered.
+    pub(crate) fn release(&self) {
+        self.set(|state| state.held = false);
+        self.released.notify_waiters();
+    }
+
+    async fn wait(&self) {
+        // Waits already when it looks, so that no release is missed in between.
+        let released = self.released.notified();
+        if self.ask(|state| state.held) {
+            released.await;
+        }
+    }
+
     async fn call(&self, token: Option<&str>) -> Result<(), Error> {
         let (delay, failure) = {
             let mut state = lock(&self.state);
@@ -97,6 +120,7 @@ impl Kms {
             state.fails_times = state.fails_times.saturating_sub(1);
             (state.delay, state.fails.or_else(|| once.then_some(Kind::Unavailable)))
         };
+        self.wait().await;
         tokio::time::sleep(delay).await;
         match failure {
             Some(kind) => Err(Error::new(kind, "as the test wants it")),

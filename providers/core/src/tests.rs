@@ -3,8 +3,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::{join, join_all};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::Code;
@@ -15,6 +17,9 @@ use crate::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRe
 use crate::supervisor::Supervisor;
 use crate::testing::{Kms, Scripted};
 use crate::{Endpoint, Kind, Source, Watcher, config};
+
+/// Nothing here takes longer, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process in miniature.
 struct Process {
@@ -39,8 +44,22 @@ impl Process {
         json!({"id": id, "listen": self.path(&format!("{id}.sock")), "kek": {"kms": kms}})
     }
 
+    /// With quick probes.
     async fn apply(&mut self, keys: Value) -> Result<(), crate::Error> {
-        let probe = json!({"interval": "200ms", "timeout": "2s", "coast": "500ms"});
+        let probe = json!({"interval": "200ms", "timeout": "10s", "coast": "500ms"});
+        self.configure(keys, probe).await
+    }
+
+    /// With one key, which is healthy, and of which no probe comes by itself again.
+    async fn calm(kms: &str) -> Self {
+        let mut process = Self::new();
+        let probe = json!({"interval": "1h", "timeout": "10s", "coast": "500ms"});
+        process.configure(json!([process.key(1, kms)]), probe).await.unwrap();
+        process.until_healthy(1).await;
+        process
+    }
+
+    async fn configure(&mut self, keys: Value, probe: Value) -> Result<(), crate::Error> {
         let document = json!({"keys": keys, "probe": probe, "revision": 5});
         self.supervisor.apply(config::parse::<Scripted>(&document).unwrap()).await
     }
@@ -57,7 +76,7 @@ impl Process {
 
     /// Waits until Status is as `wanted` says.
     async fn until(&self, id: u64, wanted: impl Fn(&Result<String, tonic::Status>) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let status = self.status(id).await;
             if wanted(&status) {
@@ -78,14 +97,17 @@ impl Process {
     }
 
     async fn decrypt(&self, id: u64, sealed: &EncryptResponse) -> Result<Vec<u8>, tonic::Status> {
-        let request = DecryptRequest {
-            ciphertext: sealed.ciphertext.clone(),
-            uid: "u".into(),
-            key_id: sealed.key_id.clone(),
-            annotations: sealed.annotations.clone(),
-        };
-        Ok(self.client(id).await.decrypt(request).await?.into_inner().plaintext.to_vec())
+        Ok(self.client(id).await.decrypt(patient(sealed)).await?.into_inner().plaintext.to_vec())
     }
+}
+
+/// A Decrypt of what was answered, by a caller with all the time that there is.
+fn patient(sealed: &EncryptResponse) -> tonic::Request<DecryptRequest> {
+    let EncryptResponse { ciphertext, key_id, annotations } = sealed.clone();
+    let mut request =
+        tonic::Request::new(DecryptRequest { ciphertext, uid: "u".into(), key_id, annotations });
+    request.set_timeout(PATIENCE);
+    request
 }
 
 fn key_id(status: &Result<String, tonic::Status>) -> Option<&str> {
@@ -126,7 +148,7 @@ async fn rotation_at_the_kms_moves_key_id_and_never_back() {
     // A lagging replica of the KMS names the old version again.
     let probes = kms.ask(|state| state.encrypts);
     kms.set(|state| state.version = 1);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + PATIENCE;
     while kms.ask(|state| state.encrypts) < probes + 3 {
         assert!(Instant::now() < deadline, "it does not probe any more");
         assert_eq!(process.status(1).await.unwrap(), "1/2");
@@ -138,16 +160,10 @@ async fn rotation_at_the_kms_moves_key_id_and_never_back() {
 #[tokio::test]
 async fn an_unpinned_version_is_announced_before_it_is_used() {
     let kms = Kms::new("unpinned");
-    let mut process = Process::new();
-    process.apply(json!([process.key(1, "unpinned")])).await.unwrap();
-    process.until_healthy(1).await;
+    let process = Process::calm("unpinned").await;
     kms.set(|state| state.wraps_with = Some(2));
-    let first = process.encrypt(1).await;
-    match first {
-        // The probe may have been quicker.
-        Ok(sealed) => assert_eq!(sealed.key_id, "1/2"),
-        Err(status) => assert_eq!(status.code(), Code::Unavailable),
-    }
+    // No probe has seen the new version: the call that meets it is the first to know.
+    assert_eq!(code(process.encrypt(1).await), Code::Unavailable);
     process.until(1, |status| key_id(status) == Some("1/2")).await;
     assert_eq!(process.encrypt(1).await.unwrap().key_id, "1/2");
 }
@@ -168,9 +184,7 @@ async fn what_cannot_be_unwrapped_is_never_answered() {
 #[tokio::test]
 async fn passing_faults_are_retried_within_the_callers_time() {
     let kms = Kms::new("retries");
-    let mut process = Process::new();
-    process.apply(json!([process.key(1, "retries")])).await.unwrap();
-    process.until_healthy(1).await;
+    let process = Process::calm("retries").await;
     let sealed = process.encrypt(1).await.unwrap();
     kms.set(|state| state.fails_times = 2);
     assert_eq!(process.decrypt(1, &sealed).await.unwrap(), [9; 32]);
@@ -183,20 +197,30 @@ async fn passing_faults_are_retried_within_the_callers_time() {
 
 #[tokio::test]
 async fn equal_decrypts_at_the_same_time_reach_the_kms_once() {
+    const CALLERS: usize = 20;
     let kms = Kms::new("equal");
-    let mut process = Process::new();
-    process.apply(json!([process.key(1, "equal")])).await.unwrap();
-    process.until_healthy(1).await;
+    let process = Process::calm("equal").await;
     let sealed = process.encrypt(1).await.unwrap();
-    kms.set(|state| state.delay = Duration::from_secs(3));
-    let asked = || kms.ask(|state| state.decrypts);
-    let before = asked();
-    let calls = (0..20).map(|_| process.decrypt(1, &sealed));
-    for answer in futures_util::future::join_all(calls).await {
-        assert_eq!(answer.unwrap(), [9; 32]);
+    let before = kms.ask(|state| state.decrypts);
+    kms.hold();
+    let arrived = AtomicUsize::new(0);
+    let calls = (0..CALLERS).map(async |_| {
+        let mut client = process.client(1).await;
+        // Requests of one connection are taken in order: an answer to the second says that the
+        // first has come. The last of all to come has the KMS answer.
+        let mut second = client.clone();
+        let come = async {
+            second.status(StatusRequest {}).await.unwrap();
+            if arrived.fetch_add(1, Ordering::SeqCst) + 1 == CALLERS {
+                kms.release();
+            }
+        };
+        join(client.decrypt(patient(&sealed)), come).await.0
+    });
+    for answer in join_all(calls).await {
+        assert_eq!(answer.unwrap().into_inner().plaintext, vec![9; 32]);
     }
-    // The probe may have asked, too.
-    assert!(asked() - before <= 2, "{} calls", asked() - before);
+    assert_eq!(kms.ask(|state| state.decrypts) - before, 1);
     let metrics = process.supervisor.shared.metrics();
     assert!(metrics.contains("kms_shared_decrypts_total{key=\"1\"} 19"), "{metrics}");
 }
@@ -355,29 +379,28 @@ async fn a_kek_that_never_worked_may_be_mended() {
 #[tokio::test]
 async fn stopping_lets_open_requests_finish() {
     let kms = Kms::new("drain");
-    let mut process = Process::new();
-    process.apply(json!([process.key(1, "drain")])).await.unwrap();
-    process.until_healthy(1).await;
+    let process = Process::calm("drain").await;
     let sealed = process.encrypt(1).await.unwrap();
-    kms.set(|state| state.delay = Duration::from_millis(300));
-    let mut client = process.client(1).await;
-    let open = tokio::spawn(async move {
-        let EncryptResponse { ciphertext, key_id, annotations } = sealed;
-        let request = DecryptRequest { ciphertext, uid: "u".into(), key_id, annotations };
-        client.decrypt(request).await.map(|response| response.into_inner().plaintext)
-    });
     let sent = kms.ask(|state| state.decrypts);
+    kms.hold();
+    let mut client = process.client(1).await;
+    let open = tokio::spawn(async move { client.decrypt(patient(&sealed)).await });
     wait(|| kms.ask(|state| state.decrypts) > sent).await;
     let socket = process.path("1.sock");
-    process.supervisor.end().await;
-    assert_eq!(open.await.unwrap().unwrap(), vec![9; 32]);
-    assert!(!socket.exists());
+    // Only when the socket is gone, and the end has begun, is the request answered.
+    let answered = async {
+        wait(|| !socket.exists()).await;
+        assert!(!open.is_finished(), "nobody has answered it yet");
+        kms.release();
+    };
+    join(process.supervisor.end(), answered).await;
+    assert_eq!(open.await.unwrap().unwrap().into_inner().plaintext, vec![9; 32]);
     assert_eq!(kms.ask(|state| state.closes), 1, "the client gives back what it holds");
 }
 
 /// Waits for a condition, with a deadline.
 async fn wait(mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < deadline, "condition not met in time");
         tokio::time::sleep(Duration::from_millis(10)).await;

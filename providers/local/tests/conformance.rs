@@ -5,16 +5,16 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 
-use sidekey_conformance::{Hook, Launched, assert_conforms};
+use sidekey_conformance::{Hook, Launched, assert_conforms, program};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sidekey_local_conforms_to_kms_v2() {
     let directory = tempfile::tempdir().unwrap();
     let (socket, key) = (directory.path().join("kms.sock"), directory.path().join("key"));
     let endpoint = format!("unix://{}", socket.display());
-    let binary = env!("CARGO_BIN_EXE_sidekey-local");
+    let binary = program(env!("CARGO_BIN_EXE_sidekey-local"));
 
-    let mut serve = Command::new(binary);
+    let mut serve = Command::new(&binary);
     serve.args(["--listen", &endpoint, "--create-key", "--admin", "127.0.0.1:0", "--key-file"]);
     serve.arg(&key);
     let launched = Launched::start(serve, endpoint.parse().unwrap()).await.unwrap();

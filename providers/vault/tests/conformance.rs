@@ -6,7 +6,7 @@ mod support;
 
 use std::process::Command;
 
-use sidekey_conformance::{Hook, Launched, assert_conforms};
+use sidekey_conformance::{Hook, Launched, assert_conforms, program};
 use support::{Stage, binary, shared};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -14,7 +14,7 @@ async fn sidekey_vault_conforms_to_kms_v2() {
     let stage = Stage::new("conformance").await;
     let config = stage.path("vault.yaml");
     std::fs::write(&config, stage.document().to_string()).unwrap();
-    let mut serve = Command::new(binary());
+    let mut serve = Command::new(program(binary()));
     serve.arg("--config").arg(&config);
     let endpoint = stage.endpoint(1).parse().unwrap();
     let launched = Launched::start(serve, endpoint).await.unwrap();

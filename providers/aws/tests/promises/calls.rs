@@ -14,7 +14,7 @@ fn without_probes(aws: &Aws) -> Vec<String> {
 
 #[tokio::test]
 async fn encrypt_costs_two_calls_decrypt_one_and_status_none() {
-    let aws = Aws::start("calls").await;
+    let aws = Aws::fresh("calls").await;
     let plugin = aws.serve_with(&without_probes(&aws)).await;
     let client = kms(&plugin, "kms").await;
     let calls = async || {
@@ -38,7 +38,7 @@ async fn encrypt_costs_two_calls_decrypt_one_and_status_none() {
 
 #[tokio::test]
 async fn retries_are_few_and_a_success_among_them_is_an_answer() {
-    let aws = Aws::start("retries").await;
+    let aws = Aws::fresh("retries").await;
     let plugin = aws.serve_with(&without_probes(&aws)).await;
     let client = kms(&plugin, "kms").await;
     let sealed = client.round_trip(&PLAINTEXT).await.unwrap();

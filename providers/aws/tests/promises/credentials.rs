@@ -25,7 +25,7 @@ struct HyperShift {
 
 impl HyperShift {
     async fn start(name: &str) -> Self {
-        let aws = Aws::start(name).await;
+        let aws = Aws::alone(name).await;
         let token = aws.scratch.path().join("token");
         let credentials = aws.scratch.path().join("credentials");
         fs::write(&token, "token-1").unwrap();
@@ -158,6 +158,7 @@ async fn a_token_whose_sessions_die_at_once_heals_as_soon_as_the_new_one_is_ther
 #[tokio::test]
 async fn sessions_are_renewed_before_they_end_and_their_end_is_a_metric() {
     let scene = HyperShift::start("renewed").await;
+    let before = scene.aws.moto.sessions().await.unwrap().len();
     scene.aws.moto.limit_sessions(Duration::from_secs(12)).await.unwrap();
     let plugin = scene.serve().await;
     let client = kms(&plugin, "kms").await;
@@ -168,7 +169,7 @@ async fn sessions_are_renewed_before_they_end_and_their_end_is_a_metric() {
     let moto = &scene.aws.moto;
     let renewals = async {
         until("two renewals", async || {
-            let sessions = moto.sessions().await?.len();
+            let sessions = moto.sessions().await?.len() - before;
             ensure!(sessions >= 3, "{sessions} sessions");
             Ok(())
         })
@@ -203,7 +204,7 @@ async fn a_role_of_the_service_account_works_as_eks_sets_it_up() {
 
 #[tokio::test]
 async fn an_instance_gets_its_role_from_the_metadata_service() {
-    let aws = Aws::start("imds").await;
+    let aws = Aws::alone("imds").await;
     let url = aws.moto.url();
     let env = [("AWS_EC2_METADATA_SERVICE_ENDPOINT", url.as_str())];
     let mut plugin = aws.launch_bare(&aws.flags(&aws.key), &env).await;
@@ -214,7 +215,7 @@ async fn an_instance_gets_its_role_from_the_metadata_service() {
 
 #[tokio::test]
 async fn with_the_metadata_service_disabled_it_is_never_asked() {
-    let aws = Aws::start("no-imds").await;
+    let aws = Aws::fresh("no-imds").await;
     let url = aws.moto.url();
     let env = [
         ("AWS_EC2_METADATA_SERVICE_ENDPOINT", url.as_str()),
@@ -264,7 +265,7 @@ async fn called_by(aws: &Aws, access_key: &str) {
 
 #[tokio::test]
 async fn static_keys_in_a_mounted_secret_are_swapped_without_a_failed_call() {
-    let aws = Aws::start("static").await;
+    let aws = Aws::alone("static").await;
     let mount = aws.scratch.subdir("mount").unwrap();
     let mut swaps = 0;
     let mut swap = |id: &str| publish(&mount, &mut swaps, &[("id", id), ("secret", "s")]).unwrap();
@@ -309,7 +310,7 @@ async fn a_wrong_secret_is_told_from_a_wrong_permission() {
 
 #[tokio::test]
 async fn a_configured_role_with_a_token_file_is_assumed() {
-    let aws = Aws::start("role").await;
+    let aws = Aws::fresh("role").await;
     let token = aws.scratch.path().join("token");
     fs::write(&token, "token-1").unwrap();
     aws.moto.accept_tokens(&["token-1"]).await.unwrap();
@@ -327,7 +328,7 @@ async fn opened(aws: &Aws) -> u64 {
 
 #[tokio::test]
 async fn keys_in_a_shared_credentials_file_are_followed() {
-    let aws = Aws::start("shared").await;
+    let aws = Aws::alone("shared").await;
     let file = aws.scratch.path().join("credentials");
     let write = |id: &str, to: &Path| {
         let text = format!("[prod]\naws_access_key_id = {id}\naws_secret_access_key = s\n");

@@ -58,7 +58,7 @@ async fn lists_of_keys_and_sockets_are_served_by_one_process() {
 
 #[tokio::test]
 async fn all_of_its_flags_are_taken() {
-    let aws = Aws::start("all-flags").await;
+    let aws = Aws::alone("all-flags").await;
     let port = Port::free().unwrap();
     let mut flags = aws.flags(&aws.key);
     flags.extend([
@@ -81,11 +81,11 @@ async fn all_of_its_flags_are_taken() {
     for path in ["/ready", "/alive"] {
         assert_eq!(probes(&port).get(path).await.unwrap().status, 200, "{path}");
     }
+    let context = [("cluster", "one"), ("stage", "test")];
+    let sealed = kms(&plugin, "kms").await.encrypt(&PLAINTEXT).await.unwrap();
     let last = aws.moto.last().await.unwrap();
     assert_eq!(last["x-amz-source-arn"], "arn:aws:eks:us-east-1:123456789012:cluster/one");
     assert_eq!(last["x-amz-source-account"], "123456789012", "{last}");
-    let context = [("cluster", "one"), ("stage", "test")];
-    let sealed = kms(&plugin, "kms").await.encrypt(&PLAINTEXT).await.unwrap();
     let opened = aws.owner.decrypt(&aws.key, &sealed.ciphertext[1..], &context).await.unwrap();
     assert_eq!(opened, PLAINTEXT);
 }
@@ -133,7 +133,7 @@ async fn another_encryption_context_opens_nothing() {
 
 #[tokio::test]
 async fn its_probes_tell_a_lost_key_from_a_hung_process() {
-    let aws = Aws::start("probes").await;
+    let aws = Aws::alone("probes").await;
     let port = Port::free().unwrap();
     let mut flags = aws.flags(&aws.key);
     flags.push(format!("--health-port=:{}", port.number()));

@@ -19,8 +19,7 @@ struct Scene {
 }
 
 impl Scene {
-    async fn start(name: &str) -> Self {
-        let aws = Aws::start(name).await;
+    async fn start(aws: Aws) -> Self {
         let plugin = aws.serve().await;
         let client = kms(&plugin, "kms").await;
         let sealed = client.round_trip(&PLAINTEXT).await.unwrap();
@@ -37,7 +36,7 @@ impl Scene {
 
 #[tokio::test]
 async fn what_is_no_answer_of_kms_is_an_error_and_nothing_worse() {
-    let mut scene = Scene::start("no-answer").await;
+    let mut scene = Scene::start(Aws::start("no-answer").await).await;
     let html = "<html>Service Unavailable</html>".to_owned();
     let answers = [
         (200, "text/html", html.clone()),
@@ -67,7 +66,7 @@ async fn what_is_no_answer_of_kms_is_an_error_and_nothing_worse() {
 
 #[tokio::test]
 async fn what_is_not_even_http_is_an_error_and_nothing_worse() {
-    let mut scene = Scene::start("no-http").await;
+    let mut scene = Scene::start(Aws::start("no-http").await).await;
     let sound = format!(r#"{{"Plaintext": "{}"}}"#, STANDARD.encode(PLAINTEXT));
     let long = "x".repeat(1 << 20);
     let answers = [
@@ -101,7 +100,7 @@ async fn what_is_not_even_http_is_an_error_and_nothing_worse() {
 
 #[tokio::test]
 async fn an_encrypt_that_cannot_be_read_back_is_never_answered() {
-    let mut scene = Scene::start("lies").await;
+    let mut scene = Scene::start(Aws::alone("lies").await).await;
     let owner = &scene.aws.owner;
     let (key, other) = (scene.aws.key.clone(), owner.create_key().await.unwrap());
     let elsewhere = STANDARD.encode(owner.encrypt(&other, &PLAINTEXT, &[]).await.unwrap());

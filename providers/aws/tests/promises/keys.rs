@@ -83,7 +83,7 @@ async fn an_encrypt_right_after_a_rotation_never_wears_the_old_key_id() {
 
 #[tokio::test]
 async fn without_the_permission_to_describe_the_arn_alone_is_used_and_nothing_flaps() {
-    let aws = Aws::start("no-describe").await;
+    let aws = Aws::alone("no-describe").await;
     aws.moto.faults(&[may_not_describe()]).await.unwrap();
     let mut plugin = aws.serve().await;
     key_id_is(&plugin, &aws.key).await;
@@ -107,7 +107,7 @@ async fn without_the_permission_to_describe_the_arn_alone_is_used_and_nothing_fl
 
 #[tokio::test]
 async fn where_kms_tells_no_material_the_arn_alone_is_used_and_nothing_flaps() {
-    let aws = Aws::start("no-material").await;
+    let aws = Aws::alone("no-material").await;
     aws.moto.tell_material_ids(false).await.unwrap();
     let plugin = aws.serve().await;
     key_id_is(&plugin, &aws.key).await;
@@ -120,7 +120,7 @@ async fn where_kms_tells_no_material_the_arn_alone_is_used_and_nothing_flaps() {
 
 #[tokio::test]
 async fn a_permission_that_is_lost_later_does_not_move_key_id_back() {
-    let aws = Aws::start("lost").await;
+    let aws = Aws::alone("lost").await;
     let plugin = aws.serve().await;
     let key_id = healthy(&plugin, "kms").await;
     assert_ne!(key_id, aws.key);
@@ -139,17 +139,17 @@ async fn a_permission_that_is_lost_later_does_not_move_key_id_back() {
 #[tokio::test]
 async fn an_alias_is_resolved_and_followed_and_old_data_stays_readable() {
     let aws = Aws::start("alias").await;
-    aws.owner.alias("alias/etcd", &aws.key).await.unwrap();
-    let plugin = aws.serve_with(&aws.flags("alias/etcd")).await;
+    aws.owner.alias("alias/followed", &aws.key).await.unwrap();
+    let plugin = aws.serve_with(&aws.flags("alias/followed")).await;
     let material = aws.owner.material_id(&aws.key).await.unwrap();
     key_id_is(&plugin, &format!("{}/{material}", aws.key)).await;
     let client = kms(&plugin, "kms").await;
     let ours = client.round_trip(&PLAINTEXT).await.unwrap();
-    let its = written_by_the_go_plugin(&aws.owner, &aws.key, "alias/etcd", &[]).await;
+    let its = written_by_the_go_plugin(&aws.owner, &aws.key, "alias/followed", &[]).await;
     assert_eq!(client.decrypt(&its).await.unwrap(), PLAINTEXT[..]);
 
     let other = aws.owner.create_key().await.unwrap();
-    aws.owner.alias("alias/etcd", &other).await.unwrap();
+    aws.owner.alias("alias/followed", &other).await.unwrap();
     let material = aws.owner.material_id(&other).await.unwrap();
     key_id_is(&plugin, &format!("{other}/{material}")).await;
     client.round_trip(&PLAINTEXT).await.unwrap();

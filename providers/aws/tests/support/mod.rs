@@ -1,16 +1,24 @@
 //! The real binary, the AWS it talks to, and the ways to look at both.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use http::Method;
+use serde_json::json;
 use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::aws::{AwsPlugin, KmsOwner, Moto, REGION};
 use sidekey_e2e::gateway::Gateway;
-use sidekey_e2e::kms::KmsClient;
+use sidekey_e2e::http::HttpClient;
+use sidekey_e2e::kms::{BUSY, KmsClient};
 use sidekey_e2e::{Scratch, eventually};
+use tokio::sync::OnceCell;
 
 /// Nothing here takes longer, however busy the machine is.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long passing faults are borne, unless a test says otherwise.
+pub(crate) const COAST: Duration = Duration::from_secs(3);
 
 /// What the tests wrap: no run of these bytes occurs elsewhere by chance.
 pub(crate) const PLAINTEXT: [u8; 32] = *b"Zq3!promised-never-to-be-seen#7x";
@@ -19,26 +27,99 @@ pub(crate) const PLAINTEXT: [u8; 32] = *b"Zq3!promised-never-to-be-seen#7x";
 pub(crate) const ACCESS_KEY: &str = "AKIATESTTESTTEST";
 pub(crate) const SECRET_KEY: &str = "wJalrXUtnFEMI-never-to-be-seen-K7MDENG";
 
-/// A moto with one key, and a gateway in front of it that counts and can be hurt.
+/// The server of all tests that neither change nor count what it does for others.
+static SHARED: OnceCell<&Moto> = OnceCell::const_new();
+
+/// Servers that one test at a time has to itself, and that none has now.
+static IDLE: Mutex<Vec<&Moto>> = Mutex::new(Vec::new());
+
+/// A key of a moto, and a gateway in front of it that counts and can be hurt.
 ///
 /// Dropped, and so ended, in this order.
 pub(crate) struct Aws {
     pub(crate) gateway: Gateway,
-    pub(crate) moto: Moto,
+    pub(crate) moto: &'static Moto,
+    _lease: Option<Lease>,
     pub(crate) owner: KmsOwner,
     pub(crate) key: String,
     pub(crate) scratch: Scratch,
 }
 
+/// A server that no other test has until this is dropped.
+struct Lease(&'static Moto);
+
+impl Lease {
+    /// One that has served before, and forgets what it was told, or a new one.
+    async fn any() -> Self {
+        let idle = idle().pop();
+        match idle {
+            Some(moto) => {
+                forget(moto).await;
+                Self(moto)
+            }
+            None => Self::fresh().await,
+        }
+    }
+
+    async fn fresh() -> Self {
+        Self(start().await)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        idle().push(self.0);
+    }
+}
+
+fn idle() -> MutexGuard<'static, Vec<&'static Moto>> {
+    IDLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts one that lives as long as this process, with which the watchdog ends it.
+async fn start() -> &'static Moto {
+    let scratch = Scratch::new("moto").unwrap();
+    let moto = Moto::start(scratch.path()).await.unwrap();
+    moto.check_signatures(ACCESS_KEY, SECRET_KEY).await.unwrap();
+    &Box::leak(Box::new((scratch, moto))).1
+}
+
+/// Ends whatever a former test has asked for. Keys, sessions and counts stay.
+async fn forget(moto: &Moto) {
+    let nothing = json!({
+        "faults": [], "tokens": null, "access_keys": null, "session_seconds": null,
+        "material_ids": true,
+    });
+    let control = HttpClient::plain(moto.address());
+    control.send(Method::PUT, "/control", Some(&nothing)).await.unwrap().ok().unwrap();
+}
+
 impl Aws {
+    /// On the server that is shared: what a test does there must concern its own key alone.
     pub(crate) async fn start(name: &str) -> Self {
+        Self::on(SHARED.get_or_init(start).await, None, name).await
+    }
+
+    /// On a server that no other test has at the time, for faults of the whole server.
+    pub(crate) async fn alone(name: &str) -> Self {
+        Self::leased(Lease::any().await, name).await
+    }
+
+    /// On a server that nobody has called before, for tests that count every call.
+    pub(crate) async fn fresh(name: &str) -> Self {
+        Self::leased(Lease::fresh().await, name).await
+    }
+
+    async fn leased(lease: Lease, name: &str) -> Self {
+        Self::on(lease.0, Some(lease), name).await
+    }
+
+    async fn on(moto: &'static Moto, lease: Option<Lease>, name: &str) -> Self {
         let scratch = Scratch::new(name).unwrap();
-        let moto = Moto::start(scratch.path()).await.unwrap();
         let gateway = Gateway::start(moto.address()).await.unwrap();
-        moto.check_signatures(ACCESS_KEY, SECRET_KEY).await.unwrap();
         let owner = moto.owner();
         let key = owner.create_key().await.unwrap();
-        Self { gateway, moto, owner, key, scratch }
+        Self { gateway, moto, _lease: lease, owner, key, scratch }
     }
 
     /// Where the plugin is to find AWS.
@@ -58,7 +139,7 @@ impl Aws {
             format!("--listen={}", self.dir().join("kms.sock").display()),
             "--probe-interval=1s".to_owned(),
             "--probe-timeout=2s".to_owned(),
-            "--coast=3s".to_owned(),
+            format!("--coast={}s", COAST.as_secs()),
         ]
     }
 
@@ -110,10 +191,11 @@ pub(crate) async fn launch(dir: &Path, flags: &[String], env: &[(&str, &str)]) -
     AwsPlugin::launch(binary(), dir, &flags, env).await.unwrap()
 }
 
-/// A client of the key on this socket, as soon as it is there.
+/// A client of the key on this socket, as soon as it is there. It has time: where a call must end
+/// sooner than on a busy machine, the test says so.
 pub(crate) async fn kms(plugin: &AwsPlugin, socket: &str) -> KmsClient {
     let endpoint = plugin.endpoint(socket);
-    until("it listens", async || KmsClient::connect(&endpoint).await).await
+    until("it listens", async || KmsClient::connect(&endpoint).await).await.within(BUSY)
 }
 
 /// Waits until Status says ok on this socket, and gives the key_id.

@@ -1,6 +1,8 @@
 //! Status: health, version and the key_id that everything hangs on.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::check::{Check, Need};
 use crate::trial::{Stop, Trial, broken, each};

@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use sidekey_conformance::{Options, Report, Verdict, assert_conforms, checks, run};
 
+use crate::clock::by_its_own_clock;
 use crate::plugin::{Defect, TestPlugin};
-
-/// How many plugins are judged at once: some of them make the suite wait.
-const PARALLEL: usize = 6;
 
 fn options() -> Options {
     Options {
@@ -31,10 +29,12 @@ async fn a_sound_plugin_passes_every_check() {
     assert_conforms(&plugin.hooked()).await;
 }
 
-#[tokio::test]
-async fn checks_without_their_hook_are_not_run_and_everything_else_passes() {
-    let plugin = TestPlugin::start(None);
-    let report = run(&plugin.bare(), &options()).await;
+#[test]
+fn checks_without_their_hook_are_not_run_and_everything_else_passes() {
+    let report = by_its_own_clock(async {
+        let plugin = TestPlugin::start(None);
+        run(&plugin.bare(), &options()).await
+    });
     let hookless: Vec<_> =
         checks().filter(|check| !check.needs.is_empty()).map(|check| check.id).collect();
     assert_eq!(ids(&report, Verdict::NotRun), hookless, "\n{report}");
@@ -48,13 +48,14 @@ fn every_check_has_a_plugin_that_breaks_its_promise() {
     assert_eq!(caught, all, "a check without a broken plugin, or the other way round");
 }
 
-/// Each plugin is judged on a thread and a runtime of its own; some make the suite wait.
+/// Each plugin is judged on a thread and a runtime of its own.
 #[test]
 fn every_broken_plugin_is_caught_by_just_its_check() {
     let queue = Mutex::new(Defect::ALL.iter());
     let wrong = Mutex::new(Vec::new());
+    let cores = std::thread::available_parallelism().unwrap().get();
     std::thread::scope(|scope| {
-        for _ in 0..PARALLEL {
+        for _ in 0..cores {
             scope.spawn(|| {
                 while let Some(&defect) = { queue.lock().unwrap().next() } {
                     let report = judge(defect);
@@ -71,8 +72,7 @@ fn every_broken_plugin_is_caught_by_just_its_check() {
 }
 
 fn judge(defect: Defect) -> Report {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    by_its_own_clock(async {
         let plugin = TestPlugin::start(Some(defect));
         run(&plugin.hooked(), &options()).await
     })

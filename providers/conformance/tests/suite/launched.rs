@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use sidekey_conformance::{Hook, LaunchError, Launched, Options, assert_conforms, run};
+use sidekey_conformance::{Hook, LaunchError, Launched, Options, Verdict, assert_conforms, run};
 use sidekey_core::Endpoint;
 
 use crate::plugin::{Store, TestPlugin, bind, serve};
@@ -104,6 +104,7 @@ async fn a_failed_hook_is_told_and_fails_its_check() {
     let judged = plugin.bare().with_rotate(Hook::command(shell("echo sealed >&2; exit 2")));
     let report = run(&judged, &Options::default()).await;
     let finding = report.checks.iter().find(|finding| finding.id == "rotation.key-id-moves");
-    assert!(finding.unwrap().detail.contains("sealed"), "\n{report}");
-    assert!(!report.passed(), "\n{report}");
+    let finding = finding.unwrap();
+    assert_eq!(finding.verdict, Verdict::Failed, "\n{report}");
+    assert!(finding.detail.contains("sealed"), "\n{report}");
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod broken;
+mod clock;
 mod launched;
 mod plugin;
 mod readme;

@@ -2,34 +2,46 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde_json::json;
+use anyhow::Context;
+use serde_json::{Value, json};
 use sidekey_e2e::eventually;
 use sidekey_e2e::wait::PATIENCE;
 
 use crate::support::{Pulse, Stage, shared};
 
-/// Short, so that a test sees the end of it; long enough for a busy machine, and for a server
-/// that counts the life of some tokens in whole seconds.
-const LIFE: &str = "6s";
+/// Long beside what a renewal takes on the busiest machine, which has a quarter of it at least:
+/// it begins at two thirds, give or take.
+const LIFE: Duration = Duration::from_secs(24);
 
 /// What a server has refused of a plugin that is always in time.
 const NONE: [String; 0] = [];
 
+fn life() -> String {
+    format!("{}s", LIFE.as_secs())
+}
+
 #[tokio::test]
 async fn a_token_is_renewed_before_it_expires() {
-    let role = json!({"token_ttl": LIFE, "token_max_ttl": "1h"});
+    let role = json!({"token_ttl": life(), "token_max_ttl": "1h"});
     let stage = Stage::on(shared().await, "renewal", &role).await.unwrap();
     let served = stage.serve().await;
     let sealed = served.round_trip().await;
     let pulse = Pulse::start(&served.kms, &sealed);
     let expiry = async || served.metric("kms_credentials_expiry_timestamp_seconds", &[]).await;
     let first = expiry().await;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
-    assert!((first - now).abs() < 10.0, "the token lives {LIFE}, the metric says {}", first - now);
-    // More than another life of the first token.
-    eventually("the token has been renewed again and again", PATIENCE, async || {
+    let left = first - SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    assert!(left <= LIFE.as_secs_f64() + 1.0, "the token lives {LIFE:?}, the metric says {left}");
+    let token = eventually("the server has renewed it", PATIENCE, async || {
+        let tokens = stage.tokens().await?;
+        let renewed = tokens.into_iter().find(|token| token["last_renewal"].is_string());
+        renewed.context("no token was renewed")
+    })
+    .await
+    .unwrap();
+    assert!(token["ttl"].as_u64() > Some(0), "it was renewed while it lived: {token}");
+    eventually("the metric follows", PATIENCE, async || {
         let now = expiry().await;
-        anyhow::ensure!(now >= first + 7.0, "it expires at {now}, at first at {first}");
+        anyhow::ensure!(now > first, "it expires at {now}, at first at {first}");
         Ok(())
     })
     .await
@@ -41,32 +53,27 @@ async fn a_token_is_renewed_before_it_expires() {
 
 #[tokio::test]
 async fn a_token_at_its_maximum_is_replaced_by_a_new_login() {
-    let role = json!({"token_ttl": LIFE, "token_max_ttl": "9s"});
-    let stage = Stage::on(shared().await, "maximum", &role).await.unwrap();
+    // It can be renewed, but not for longer than it lives anyway.
+    let role = json!({"token_ttl": life(), "token_max_ttl": life()});
+    is_replaced_in_time("maximum", &role).await;
+}
+
+#[tokio::test]
+async fn a_token_that_cannot_be_renewed_is_replaced_in_time() {
+    // A batch token cannot be renewed at all.
+    let role = json!({"token_ttl": life(), "token_type": "batch"});
+    is_replaced_in_time("batch", &role).await;
+}
+
+/// No call fails, and none is made with a token after its end.
+async fn is_replaced_in_time(name: &str, role: &Value) {
+    let stage = Stage::on(shared().await, name, role).await.unwrap();
     let served = stage.serve().await;
     let sealed = served.round_trip().await;
     let pulse = Pulse::start(&served.kms, &sealed);
     eventually("it has logged in anew", PATIENCE, async || {
         let logins = stage.logins().await;
         anyhow::ensure!(logins >= 2, "{logins} logins");
-        Ok(())
-    })
-    .await
-    .unwrap();
-    pulse.stop().await;
-    assert_eq!(stage.refusals().await, NONE, "a token was used after its end");
-}
-
-#[tokio::test]
-async fn a_token_that_cannot_be_renewed_is_replaced_in_time() {
-    // A batch token cannot be renewed at all.
-    let role = json!({"token_ttl": LIFE, "token_type": "batch"});
-    let stage = Stage::on(shared().await, "batch", &role).await.unwrap();
-    let served = stage.serve().await;
-    let sealed = served.round_trip().await;
-    let pulse = Pulse::start(&served.kms, &sealed);
-    eventually("it has logged in anew, twice", PATIENCE, async || {
-        anyhow::ensure!(stage.logins().await >= 3);
         Ok(())
     })
     .await

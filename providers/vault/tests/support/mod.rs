@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use sidekey_core::proto::v2::EncryptResponse;
-use sidekey_e2e::kms::KmsClient;
+use sidekey_e2e::kms::{BUSY, KmsClient};
 use sidekey_e2e::openbao::Bao;
 use sidekey_e2e::openbao::auth::AppRole;
 use sidekey_e2e::openbao::client::TransitKey;
@@ -177,7 +177,7 @@ impl Stage {
         let spawned = VaultPlugin::spawn_program(program, &dir, "replica", &quick(&[key])).await;
         let mut plugin = spawned.unwrap();
         plugin.wait_ready().await.unwrap();
-        Served { plugin, kms: KmsClient::connect(&listen).await.unwrap() }
+        Served { plugin, kms: KmsClient::connect(&listen).await.unwrap().within(BUSY) }
     }
 
     /// Starts the plugin with any flags, and waits until Status is ok.
@@ -195,16 +195,17 @@ impl Stage {
         let connected = plugin
             .process()
             .wait_until("it listens", PATIENCE, async || KmsClient::connect(&endpoint).await);
-        let kms = connected.await.unwrap();
+        let kms = connected.await.unwrap().within(BUSY);
         Served { plugin, kms }
     }
 
-    /// A client of another key of this stage.
+    /// A client of another key of this stage. It has time: where a call must end sooner than on a
+    /// busy machine, the test says so.
     pub(crate) async fn kms(&self, id: u64) -> KmsClient {
         let endpoint = self.endpoint(id);
         let opened =
             eventually("it listens", PATIENCE, async || KmsClient::connect(&endpoint).await);
-        opened.await.unwrap()
+        opened.await.unwrap().within(BUSY)
     }
 
     /// How often the audit log of the shared server has this path of the stage's engine.
@@ -215,6 +216,20 @@ impl Stage {
     /// How often somebody logged in by the stage's role.
     pub(crate) async fn logins(&self) -> usize {
         shared().await.audit().count(&self.role.login_path()).unwrap()
+    }
+
+    /// What the server knows of the tokens that it gave by these logins, and that still live.
+    pub(crate) async fn tokens(&self) -> Result<Vec<Value>> {
+        let path = self.role.login_path();
+        let listed = self.bao.read(&format!("sys/leases/lookup/{path}?list=true")).await?;
+        let names = listed["data"]["keys"].as_array().context("no keys")?;
+        let mut tokens = Vec::new();
+        for name in names.iter().filter_map(Value::as_str) {
+            let order = json!({"lease_id": format!("{path}/{name}")});
+            let mut known = self.bao.write("sys/leases/lookup", &order).await?;
+            tokens.push(known["data"].take());
+        }
+        Ok(tokens)
     }
 }
 

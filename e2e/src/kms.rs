@@ -1,5 +1,6 @@
 //! A KMS v2 client as kube-apiserver is one: one connection, the same deadline
-//! for each call, nothing retried.
+//! for each call, nothing retried. Its time is longer than kube-apiserver's,
+//! unless a test asks for just that.
 
 use std::time::Duration;
 
@@ -13,11 +14,11 @@ use sidekey_core::proto::v2::{
 };
 use tonic::{Request, Status};
 
-/// For calls that must succeed, however busy the machine is.
-pub const BUSY: Duration = Duration::from_secs(30);
+/// What is answered at all is answered in this time, however busy the machine is.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// kube-apiserver's own timeout, unless its configuration says otherwise.
-const TIMEOUT: Duration = Duration::from_secs(3);
+const OF_KUBE_APISERVER: Duration = Duration::from_secs(3);
 
 /// A client of one plugin.
 #[derive(Clone, Debug)]
@@ -33,7 +34,13 @@ impl KmsClient {
         Ok(Self { client: connect(&endpoint).await?, timeout: TIMEOUT })
     }
 
-    /// The same connection with another deadline, for calls that may have to wait.
+    /// The same connection with kube-apiserver's own deadline, for calls whose end in time is
+    /// promised, and for those that nobody can answer.
+    pub fn as_kube_apiserver(&self) -> Self {
+        self.within(OF_KUBE_APISERVER)
+    }
+
+    /// The same connection with another deadline.
     pub fn within(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
     }

@@ -53,6 +53,8 @@ pub struct Report {
     pub by_verb: BTreeMap<&'static str, u64>,
     /// The first failures in words.
     pub first_failures: Vec<String>,
+    /// What was written and must stay; told once the load has stopped.
+    kept: Vec<Object>,
 }
 
 impl Report {
@@ -61,6 +63,23 @@ impl Report {
         ensure!(self.failures == 0, "{self}");
         ensure!(self.requests > 0, "the load has not sent a single request");
         Ok(self)
+    }
+
+    /// Everything that the load has left is there through this server, with its contents.
+    pub async fn all_reads(&self, server: &KubeClient, namespace: &str) -> Result<()> {
+        ensure!(!self.kept.is_empty(), "the load has left nothing, or has not stopped");
+        for kind in Kind::ALL {
+            let listed = server.list(kind, namespace).await?;
+            for Object { name, value, .. } in self.kept.iter().filter(|one| one.kind == kind) {
+                let found = listed.get(name).and_then(|data| data.get("value"));
+                let (kind, server) = (kind.plural(), server.name());
+                ensure!(
+                    found == Some(value),
+                    "{BROKEN}{kind} {name} through {server} holds {found:?}, not {value:?}"
+                );
+            }
+        }
+        Ok(())
     }
 }
 
@@ -130,7 +149,8 @@ impl Load {
         while let Some(ended) = self.tasks.join_next().await {
             ended.context("a task of the load has died")?;
         }
-        Ok(self.report())
+        let kept = std::mem::take(&mut *lock(&self.shared.kept));
+        Ok(Report { kept, ..self.report() })
     }
 }
 

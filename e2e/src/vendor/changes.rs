@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Node, PROVIDER};
 use crate::kube::Kind;
-use crate::load::{Load, LoadOptions};
+use crate::load::{Load, LoadOptions, Report};
 use crate::plane::ControlPlane;
 use crate::sidecar::Sidecar;
 use crate::stored::{Stored, key_id_hash};
@@ -90,11 +90,12 @@ impl<P: DerefMut<Target = Sidecar>> Replicas<P> {
     }
 
     /// A restarted kube-apiserver has no unwrapped keys left: the KMS unwraps each
-    /// generation. `written` are the names that were given to [`write`](Self::write), with
-    /// the key_ids it told.
+    /// generation, and of the load's last `report` too. `written` are the names that were
+    /// given to [`write`](Self::write), with the key_ids it told.
     pub async fn everything_reads_after_a_restart(
         &mut self,
         written: &[(&str, &str)],
+        report: &Report,
     ) -> Result<()> {
         self.nodes[0].plugin.restart().await?;
         self.nodes[0].server.restart().await?;
@@ -108,9 +109,6 @@ impl<P: DerefMut<Target = Sidecar>> Replicas<P> {
                 ensure!(data["word"] == name, "{name} holds {data:?}");
             }
         }
-        for kind in Kind::ALL {
-            client.list(kind, "default").await?;
-        }
-        Ok(())
+        report.all_reads(&client, "default").await
     }
 }

@@ -3,16 +3,17 @@
 use std::ops::DerefMut;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use sidekey_core::proto::v2::EncryptResponse;
 
 use super::Node;
-use crate::kms::{BUSY, KmsClient};
+use crate::kms::KmsClient;
 use crate::kube::Kind;
-use crate::load::{Load, LoadOptions};
+use crate::load::{Load, LoadOptions, Report};
 use crate::plane::ControlPlane;
 use crate::shim::ShimConfig;
 use crate::sidecar::Sidecar;
+use crate::stored::Stored;
 use crate::wait::{PATIENCE, eventually};
 
 /// Short, so that a test sees the end of it; long enough to be seen.
@@ -33,6 +34,8 @@ pub struct Sufferer<P> {
     pub node: Node<P>,
     /// What was wrapped while all was well.
     pub sealed: EncryptResponse,
+    endpoint: String,
+    revision: u64,
     /// What the node stands on.
     pub plane: ControlPlane,
 }
@@ -41,12 +44,16 @@ impl<P: DerefMut<Target = Sidecar>> Sufferer<P> {
     /// Puts shim and kube-apiserver in front of a provider, which coasts for [`COAST`]
     /// too, and listens at `endpoint`.
     pub async fn start(plane: ControlPlane, plugin: P, endpoint: String) -> Result<Self> {
-        let coast = format!("{}s", COAST.as_secs());
-        let config = ShimConfig::new(1).write(1, endpoint).probe("1s", "2s").coast(&coast);
-        let node = Node::start(&plane, "a", plugin, &config).await?;
+        let node = Node::start(&plane, "a", plugin, &coasting(1, &endpoint, COAST)).await?;
         let client = KmsClient::connect(&node.shim.endpoint()).await?;
         let sealed = client.round_trip(WORDS).await?;
-        Ok(Self { client, node, sealed, plane })
+        Ok(Self { client, node, sealed, endpoint, revision: 1, plane })
+    }
+
+    /// Has the shim bear the loss of its key for so long.
+    pub async fn coast(&mut self, coast: Duration) -> Result<()> {
+        self.revision += 1;
+        self.node.shim.load(&coasting(self.revision, &self.endpoint, coast)).await
     }
 
     /// Load on its kube-apiserver.
@@ -59,8 +66,7 @@ impl<P: DerefMut<Target = Sidecar>> Sufferer<P> {
     /// Asks for Status until it fails; until then it must be as before.
     pub async fn first_error(&self) -> Result<tonic::Status> {
         let key_id = &self.sealed.key_id;
-        let client = self.client.within(BUSY);
-        eventually("Status becomes an error", PATIENCE, async || match client.status().await {
+        eventually("Status becomes an error", PATIENCE, async || match self.client.status().await {
             Err(error) => Ok(error),
             Ok(status) if status.key_id == *key_id && status.healthz == "ok" => bail!("it is ok"),
             Ok(status) => Ok(tonic::Status::internal(format!("{status:?}"))),
@@ -95,7 +101,8 @@ impl<P: DerefMut<Target = Sidecar>> Sufferer<P> {
             Ok(())
         })
         .await?;
-        ensure!(self.client.decrypt(&self.sealed).await.is_err(), "yet the KMS has answered");
+        let answered = self.client.as_kube_apiserver().decrypt(&self.sealed).await;
+        ensure!(answered.is_err(), "yet the KMS has answered in time");
         Ok(())
     }
 
@@ -117,14 +124,14 @@ impl<P: DerefMut<Target = Sidecar>> Sufferer<P> {
             })
             .await?;
         self.unwraps().await?;
-        let again = self.client.within(BUSY).round_trip(b"afterwards").await?;
+        let again = self.client.round_trip(b"afterwards").await?;
         ensure!(again.key_id == self.sealed.key_id, "key_id has become {}", again.key_id);
         Ok(())
     }
 
     /// What was wrapped before is unwrapped by the KMS now.
     pub async fn unwraps(&self) -> Result<()> {
-        let words = self.client.within(BUSY).decrypt(&self.sealed).await?;
+        let words = self.client.decrypt(&self.sealed).await?;
         ensure!(words == WORDS, "something else came back");
         Ok(())
     }
@@ -136,13 +143,21 @@ impl<P: DerefMut<Target = Sidecar>> Sufferer<P> {
         load.more(MEANWHILE).await
     }
 
-    /// A restarted kube-apiserver has no unwrapped keys left.
-    pub async fn everything_reads_after_a_restart(&mut self) -> Result<()> {
+    /// A restarted kube-apiserver has no unwrapped keys left: what the load has left is
+    /// encrypted, and unwrapped by the KMS.
+    pub async fn everything_reads_after_a_restart(&mut self, report: &Report) -> Result<()> {
         self.node.server.restart().await?;
         for kind in Kind::ALL {
-            let read = self.node.server.client().list(kind, "default").await?;
-            ensure!(!read.is_empty(), "there is no {kind:?}");
+            let prefix = format!("/registry/{}/default/", kind.plural());
+            for entry in self.plane.etcd.list(&prefix).await? {
+                Stored::parse(&entry.value).with_context(|| entry.key.clone())?;
+            }
         }
-        Ok(())
+        report.all_reads(&self.node.server.client(), "default").await
     }
+}
+
+fn coasting(revision: u64, endpoint: &str, coast: Duration) -> ShimConfig {
+    let config = ShimConfig::new(revision).write(1, endpoint).probe("1s", "2s");
+    config.coast(&format!("{}s", coast.as_secs()))
 }

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use sidekey_e2e::apiserver::Options;
 use sidekey_e2e::process::Process;
+use sidekey_e2e::wait::PATIENCE;
 use sidekey_e2e::{ControlPlane, EncryptionConfiguration, Etcd, Ground, KubeApiserver};
 
 use crate::files::{Files, write_private};
-use crate::stack::{Extent, PATIENCE};
+use crate::stack::Extent;
 
 /// What those can have who cannot have a whole cluster.
 const LIGHTER: &str = "`cargo up -- --apiserver` runs etcd and a kube-apiserver alone, \

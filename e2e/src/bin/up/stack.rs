@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use sidekey_e2e::encryption::Stanza;
 use sidekey_e2e::process::{Process, Spec};
+use sidekey_e2e::wait::PATIENCE;
 use sidekey_e2e::{EncryptionConfiguration, Sidecar, binaries, local, shim};
 
 use crate::cluster::Cluster;
@@ -16,9 +18,6 @@ pub(crate) const PROVIDER: &str = "sidekey";
 
 /// How often a look is taken at whether everything still runs.
 const LOOK: Duration = Duration::from_millis(250);
-
-/// How long a process may take to end when asked to.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Everything that runs. Fields are dropped, and so ended, in this order.
 pub(crate) struct Stack {
@@ -53,7 +52,9 @@ impl Stack {
         let trial = round_trip(&endpoint.parse()?)
             .await
             .context("the round trip through the shim's socket failed")?;
-        let encryption = EncryptionConfiguration::kms(PROVIDER, endpoint);
+        let stanza = Stanza::new(["secrets", "configmaps"]);
+        let stanza = stanza.kms_by_default(PROVIDER, endpoint).identity();
+        let encryption = EncryptionConfiguration::new().stanza(stanza);
         let encryption_file = files.path("encryption-configuration.yaml");
         write_private(&encryption_file, &encryption.to_string())?;
         let cluster = match extent {

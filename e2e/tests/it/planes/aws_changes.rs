@@ -53,7 +53,7 @@ async fn rotation_tokens_and_cas_change_without_a_failed_request() {
     println!("throughout three changes {report}");
     assert_eq!(scene.replicas.server_pids(), pids, "a kube-apiserver has restarted");
     let written = [("before", old.as_str()), ("between", &new), ("after", &new)];
-    scene.replicas.everything_reads_after_a_restart(&written).await.unwrap();
+    scene.replicas.everything_reads_after_a_restart(&written, &report).await.unwrap();
 }
 
 impl Scene {

@@ -41,7 +41,7 @@ async fn faults_of_vault_fail_no_request_and_heal_by_themselves() {
 
     let report = load.stop().await.unwrap().without_failures().unwrap();
     println!("throughout six faults {report}");
-    scene.sufferer.everything_reads_after_a_restart().await.unwrap();
+    scene.sufferer.everything_reads_after_a_restart(&report).await.unwrap();
 }
 
 impl Scene {

@@ -1,5 +1,6 @@
 //! Control-plane nodes whose keys are a vendor's: what every vendor's tests do alike.
 
+mod all;
 mod changes;
 mod faults;
 
@@ -14,6 +15,7 @@ use crate::plane::ControlPlane;
 use crate::shim::{Shim, ShimConfig};
 use crate::sidecar::Sidecar;
 
+pub use all::{Kms, Provider, every};
 pub use changes::Replicas;
 pub use faults::{COAST, MEANWHILE, Sufferer};
 

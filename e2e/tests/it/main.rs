@@ -48,7 +48,7 @@ mod planes {
     mod shim_storm;
     mod vault_changes;
     mod vault_faults;
-    mod vendor_migration;
+    mod vendor_matrix;
 }
 
 mod full {

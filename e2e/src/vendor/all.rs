@@ -1,0 +1,143 @@
+//! Every vendor there is: its KMS with one key, and its provider in front of it.
+
+use std::fs;
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde_json::json;
+use tonic::async_trait;
+
+use crate::aws::{AwsPlugin, Moto};
+use crate::local::LocalPlugin;
+use crate::openbao::OpenBao;
+use crate::scratch::Scratch;
+use crate::sidecar::Sidecar;
+use crate::vault::VaultPlugin;
+
+/// Starts the KMS of every vendor, by the name of its folder under `providers/`. A new vendor
+/// is one line here, and a [`Kms`] below.
+pub async fn every(scratch: &Scratch) -> Result<Vec<(&'static str, Box<dyn Kms>)>> {
+    Ok(vec![
+        ("local", Box::new(Local::start(scratch)?)),
+        ("aws", Box::new(Aws::start(scratch).await?)),
+        ("vault", Box::new(Vault::start(scratch).await?)),
+    ])
+}
+
+/// A vendor's KMS with one key.
+#[async_trait(?Send)]
+pub trait Kms {
+    /// Starts a provider for that key, and waits until it is ready.
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider>;
+
+    /// The KMS is gone from now on, and the key with it.
+    fn end(&mut self) -> Result<()>;
+}
+
+/// A running provider, whoever's it is.
+pub struct Provider {
+    sidecar: Box<dyn DerefMut<Target = Sidecar> + Send>,
+    /// Where it serves the key, as a shim's configuration writes it.
+    pub endpoint: String,
+}
+
+impl Deref for Provider {
+    type Target = Sidecar;
+
+    fn deref(&self) -> &Sidecar {
+        &self.sidecar
+    }
+}
+
+impl DerefMut for Provider {
+    fn deref_mut(&mut self) -> &mut Sidecar {
+        &mut self.sidecar
+    }
+}
+
+/// A key file, which the providers of all nodes share.
+struct Local {
+    key_file: PathBuf,
+}
+
+impl Local {
+    fn start(scratch: &Scratch) -> Result<Self> {
+        Ok(Self { key_file: scratch.subdir("local")?.join("key") })
+    }
+}
+
+#[async_trait(?Send)]
+impl Kms for Local {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let plugin = LocalPlugin::with_key_file(scratch, name, &self.key_file).await?;
+        Ok(Provider { endpoint: plugin.endpoint(), sidecar: Box::new(plugin) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        Ok(fs::remove_file(&self.key_file)?)
+    }
+}
+
+/// moto, reached with the Go plugin's flags.
+struct Aws {
+    moto: Moto,
+    arn: String,
+}
+
+impl Aws {
+    async fn start(scratch: &Scratch) -> Result<Self> {
+        let moto = Moto::start(&scratch.subdir("aws")?).await?;
+        let arn = moto.owner().create_key().await?;
+        Ok(Self { moto, arn })
+    }
+}
+
+#[async_trait(?Send)]
+impl Kms for Aws {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let plugin = AwsPlugin::start(scratch, name, &self.arn, &self.moto.url()).await?;
+        Ok(Provider { endpoint: plugin.endpoint("kms"), sidecar: Box::new(plugin) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.moto.process().kill()
+    }
+}
+
+/// A real OpenBao over TLS, with AppRole.
+struct Vault {
+    bao: OpenBao,
+    role_id: String,
+    secret_id: PathBuf,
+}
+
+impl Vault {
+    async fn start(scratch: &Scratch) -> Result<Self> {
+        let bao = OpenBao::start(scratch, "bao").await?;
+        let role = bao.prepare().await?.role;
+        let secret_id = scratch.subdir("vault")?.join("secret-id");
+        fs::write(&secret_id, role.secret_id().await?)?;
+        Ok(Self { bao, role_id: role.role_id, secret_id })
+    }
+}
+
+#[async_trait(?Send)]
+impl Kms for Vault {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let dir = scratch.subdir(name)?;
+        let endpoint = format!("unix://{}", dir.join("kms.sock").display());
+        let config = json!({"keys": [{
+            "id": 1, "type": "vault", "listen": endpoint,
+            "kek": {"mount": "transit", "key": "kms"},
+            "settings": {"address": self.bao.address(), "tls": {"caFile": self.bao.ca()}},
+            "credentials": {"appRole": {"roleId": self.role_id, "secretIdFile": self.secret_id}},
+        }]});
+        let plugin = VaultPlugin::start(&dir, name, &config).await?;
+        Ok(Provider { endpoint, sidecar: Box::new(plugin) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.bao.process().kill()
+    }
+}

@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::mem::MaybeUninit;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Result, ensure};
-use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use sidekey_e2e::binaries::{self, Outcome};
 use sidekey_e2e::kms::KmsClient;
@@ -21,8 +21,26 @@ use sidekey_e2e::{
     Scratch, packages,
 };
 
-/// More things than one run does to the directories.
-const MOMENTS: u32 = 60;
+/// Calls that change something on a disk; no machine has all of them.
+const CHANGES: [&str; 17] = [
+    "mkdir",
+    "mkdirat",
+    "write",
+    "fsync",
+    "fchmod",
+    "chmod",
+    "fchmodat",
+    "chown",
+    "fchownat",
+    "symlink",
+    "symlinkat",
+    "rename",
+    "renameat",
+    "renameat2",
+    "unlink",
+    "unlinkat",
+    "rmdir",
+];
 
 struct Bench {
     scratch: Scratch,
@@ -96,62 +114,53 @@ fn version(bench: &Bench) -> String {
     (**mark).to_string()
 }
 
-/// Publishes, and kills at the `nth` thing that it does to the directories; false if it was done
-/// before that.
-fn publish_and_kill_at(bench: &Bench, program: &Path, nth: u32) -> bool {
-    let wanted = WatchFlags::CREATE | WatchFlags::MOVE | WatchFlags::DELETE;
-    let wanted = wanted | WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB;
-    let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
-    for name in ["", "vault", "shim", "kube-apiserver", "revisions"] {
-        inotify::add_watch(&inotify, bench.directory.join(name), wanted).unwrap();
-    }
-    let mut child = Command::new(program)
+/// Publishes, and kills at the `nth` call of that name, before the kernel has done it; false if
+/// there were fewer.
+async fn publish_and_kill_at(bench: &Bench, strace: &Path, call: &str, nth: u32) -> bool {
+    let program = binaries::path_async("sidekey").await.unwrap();
+    let ended = tokio::process::Command::new(strace)
+        .args(["-qq", "-o", "/dev/null", "-e", &format!("trace=?{call}")])
+        .args(["-e", &format!("inject=?{call}:signal=SIGKILL:when={nth}")])
+        .arg(program)
         .args(bench.args())
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
+        .output()
+        .await
         .unwrap();
-    let mut buffer = [MaybeUninit::uninit(); 4096];
-    let mut events = Reader::new(&inotify, &mut buffer);
-    let mut seen = 0;
-    loop {
-        match events.next() {
-            Ok(_) => seen += 1,
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                if child.try_wait().unwrap().is_some() {
-                    return false;
-                }
-                std::thread::yield_now();
-            }
-            Err(error) => panic!("inotify: {error}"),
-        }
-        if seen >= nth {
-            child.kill().unwrap();
-            let status = child.wait().unwrap();
-            return status.code().is_none();
-        }
-    }
+    let killed = ended.status.signal() == Some(Signal::KILL.as_raw());
+    assert!(killed || ended.status.success(), "{call} {nth}: {ended:?}");
+    killed
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_moment_it_leaves_every_directory_whole() {
     let bench = Bench::new("kill");
-    let program = binaries::path_async("sidekey").await.unwrap();
+    let strace = packages::program("strace", "strace").await.unwrap();
     let (one, two) = (marked(&bench, "one"), marked(&bench, "two"));
     bench.describe(std::slice::from_ref(&one));
     bench.publish().await.ok().unwrap();
-    let (mut killed, mut turned) = (0, 0);
-    for nth in 1..=MOMENTS {
-        let before = version(&bench);
-        let wanted = if before == "one" { &two } else { &one };
-        bench.describe(std::slice::from_ref(wanted));
-        killed += u32::from(publish_and_kill_at(&bench, &program, nth));
-        turned += u32::from(version(&bench) != before);
+    let (mut killed, mut turned) = (BTreeMap::new(), 0);
+    for call in CHANGES {
+        for nth in 1.. {
+            let before = version(&bench);
+            let wanted = if before == "one" { &two } else { &one };
+            bench.describe(std::slice::from_ref(wanted));
+            let in_time = publish_and_kill_at(&bench, &strace, call, nth).await;
+            let after = version(&bench);
+            if !in_time {
+                assert_ne!(after, before, "what was not killed has published");
+                break;
+            }
+            *killed.entry(call).or_insert(0) += 1;
+            turned += u32::from(after != before);
+        }
     }
-    eprintln!("{killed} of {MOMENTS} were killed, {turned} had turned the first directory");
-    assert!(killed > 10, "only {killed} were killed in time");
-    assert!((1..MOMENTS).contains(&turned), "kills hit one side of the rename only: {turned}");
+    eprintln!("killed at {killed:?}; {turned} had turned the first directory");
+    // The history and three directories are each turned to their new content by one.
+    let renames: u32 =
+        killed.iter().filter(|(call, _)| call.starts_with("rename")).map(|x| x.1).sum();
+    assert_eq!(renames, 4, "{killed:?}");
+    assert!((1..killed.values().sum()).contains(&turned), "kills hit one side of the rename only");
 
     let wanted = if version(&bench) == "one" { &two } else { &one };
     bench.describe(std::slice::from_ref(wanted));

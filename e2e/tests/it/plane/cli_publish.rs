@@ -1,6 +1,7 @@
 //! Promise: `sidekey publish` brings a cluster to the next revision in an order that is safe, writes
 //! nothing that has not changed, and refuses whatever could make data unreadable.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -13,39 +14,68 @@ use sidekey_e2e::binaries::{self, Outcome};
 use sidekey_e2e::kube::{Kind, KubeClient};
 use sidekey_e2e::plane::ControlPlane;
 
-const NAMESPACE: &str = "clusters-a";
-const SECRETS: &str = "/api/v1/namespaces/clusters-a/secrets";
 const NO: Option<i32> = Some(3);
 const FAILED: Option<i32> = Some(1);
 
-/// A cluster, and a document to publish to it.
+/// Dropped, and so ended, in this order.
+struct World {
+    server: KubeApiserver,
+    plane: ControlPlane,
+}
+
+/// A control plane's namespace on the cluster, and a document to publish to it.
 struct Bench {
     client: KubeClient,
     kubeconfig: PathBuf,
     document: PathBuf,
-    _server: KubeApiserver,
-    plane: ControlPlane,
+    dir: PathBuf,
+    namespace: String,
+    /// The path of the namespace's Secrets.
+    secrets: String,
+}
+
+/// One cluster for all of it; each step has a namespace of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_published_to_a_cluster_is_safe_and_true() {
+    let plane = ControlPlane::start("publish").await.unwrap();
+    let server = KubeApiserver::start(&plane, Options::new("management")).await.unwrap();
+    let world = World { server, plane };
+    a_cluster_gets_each_change_once_and_no_secret_is_shown(&world).await;
+    what_could_make_data_unreadable_is_refused_and_changes_nothing(&world).await;
+    history_is_pruned_and_the_work_of_others_is_not_overwritten(&world).await;
+    of_several_who_publish_at_once_nobody_believes_in_what_is_not_there(&world).await;
+    shim_and_provider_accept_what_is_rendered_and_missing_secrets_are_named(&world).await;
+    kube_apiserver_encrypts_by_what_is_rendered_of_a_hosted_cluster(&world).await;
 }
 
 impl Bench {
-    async fn start(name: &str) -> Self {
-        let plane = ControlPlane::start(name).await.unwrap();
-        let server = KubeApiserver::start(&plane, Options::new("management")).await.unwrap();
-        let client = server.client();
-        let namespace = json!({"metadata": {"name": NAMESPACE}});
-        client.send(Method::POST, "/api/v1/namespaces", Some(&namespace)).await.unwrap();
+    async fn start(world: &World, name: &str) -> Self {
+        let (client, namespace) = (world.server.client(), format!("clusters-{name}"));
+        let object = json!({"metadata": {"name": namespace}});
+        client.send(Method::POST, "/api/v1/namespaces", Some(&object)).await.unwrap();
         client
-            .create(Kind::Secret, NAMESPACE, "approle", &[("secret-id", "hunter2")])
+            .create(Kind::Secret, &namespace, "approle", &[("secret-id", "hunter2")])
             .await
             .unwrap();
-        let kubeconfig = plane.scratch.path().join("kubeconfig");
-        std::fs::write(&kubeconfig, server.kubeconfig()).unwrap();
-        let document = plane.scratch.path().join("encryption.yaml");
-        Self { client, kubeconfig, document, _server: server, plane }
+        let dir = world.plane.scratch.subdir(name).unwrap();
+        let (kubeconfig, document) = (dir.join("kubeconfig"), dir.join("encryption.yaml"));
+        std::fs::write(&kubeconfig, world.server.kubeconfig()).unwrap();
+        let secrets = format!("/api/v1/namespaces/{namespace}/secrets");
+        Self { client, kubeconfig, document, dir, namespace, secrets }
+    }
+
+    /// What describes the control plane of this namespace.
+    fn encryption(&self, keys: &[Value]) -> Value {
+        json!({
+            "apiVersion": "sidekey.dev/v1alpha1",
+            "kind": "SecretEncryption",
+            "metadata": {"name": "a", "namespace": self.namespace},
+            "spec": {"keys": keys},
+        })
     }
 
     fn describe(&self, keys: &[Value]) {
-        std::fs::write(&self.document, document(keys).to_string()).unwrap();
+        std::fs::write(&self.document, self.encryption(keys).to_string()).unwrap();
     }
 
     async fn sidekey(&self, command: &str, more: &[&str]) -> Outcome {
@@ -63,23 +93,19 @@ impl Bench {
     }
 
     async fn secret(&self, name: &str) -> Value {
-        self.client.get(&format!("{SECRETS}/{name}")).await.unwrap()
+        self.client.get(&format!("{}/{name}", self.secrets)).await.unwrap()
+    }
+
+    /// A file of a revision.
+    async fn revision(&self, number: u64, file: &str) -> String {
+        entry(&self.secret(&format!("sidekey-revision-{number}")).await, file)
     }
 
     async fn names(&self) -> Vec<String> {
-        let list = self.client.get(SECRETS).await.unwrap();
+        let list = self.client.get(&self.secrets).await.unwrap();
         let items = list["items"].as_array().unwrap().iter();
         items.map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
     }
-}
-
-fn document(keys: &[Value]) -> Value {
-    json!({
-        "apiVersion": "sidekey.dev/v1alpha1",
-        "kind": "SecretEncryption",
-        "metadata": {"name": "a", "namespace": NAMESPACE},
-        "spec": {"keys": keys},
-    })
 }
 
 fn key(id: u32, role: &str) -> Value {
@@ -100,13 +126,17 @@ fn entry(secret: &Value, name: &str) -> String {
     String::from_utf8(STANDARD.decode(text).unwrap()).unwrap()
 }
 
+/// The revision that a head carries.
+fn number(head: &Value) -> u64 {
+    head["metadata"]["annotations"]["sidekey.dev/revision"].as_str().unwrap().parse().unwrap()
+}
+
 fn version(secret: &Value) -> String {
     secret["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_gets_each_change_once_and_no_secret_is_shown() {
-    let bench = Bench::start("publish").await;
+async fn a_cluster_gets_each_change_once_and_no_secret_is_shown(world: &World) {
+    let bench = Bench::start(world, "publish").await;
     bench.describe(&[key(1, "write")]);
     let done = bench.publish(&[]).await;
     assert_eq!((&done["revision"], &done["changed"]), (&json!(1), &json!(true)), "{done}");
@@ -136,7 +166,7 @@ async fn a_cluster_gets_each_change_once_and_no_secret_is_shown() {
 
     bench
         .client
-        .update(Kind::Secret, NAMESPACE, "approle", &[("secret-id", "swordfish")])
+        .update(Kind::Secret, &bench.namespace, "approle", &[("secret-id", "swordfish")])
         .await
         .unwrap();
     let diff = bench.sidekey("diff", &[]).await;
@@ -151,9 +181,8 @@ async fn a_cluster_gets_each_change_once_and_no_secret_is_shown() {
     assert_eq!(entry(&bench.secret("sidekey-provider-vault").await, "secret-id"), "swordfish");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_could_make_data_unreadable_is_refused_and_changes_nothing() {
-    let bench = Bench::start("refused").await;
+async fn what_could_make_data_unreadable_is_refused_and_changes_nothing(world: &World) {
+    let bench = Bench::start(world, "refused").await;
     bench.describe(&[key(1, "write")]);
     bench.publish(&[]).await;
     let before = version(&bench.secret("sidekey-shim").await);
@@ -182,7 +211,7 @@ async fn what_could_make_data_unreadable_is_refused_and_changes_nothing() {
     let refused = bench.sidekey("publish", &[]).await;
     assert_eq!(refused.code, NO, "{refused:?}");
     assert!(refused.stdout.contains("key 1 would go"), "{}", refused.stdout);
-    let proof = bench.plane.scratch.path().join("census.json");
+    let proof = bench.dir.join("census.json");
     let answer = |key: u32, may: &str| {
         let finished = sidekey_core::time(std::time::SystemTime::now());
         json!({"mayDrop": may, "subject": {"key": key}, "finished": finished}).to_string()
@@ -196,15 +225,14 @@ async fn what_could_make_data_unreadable_is_refused_and_changes_nothing() {
     assert_eq!(bench.publish(&with).await["revision"], 4);
 
     // A file of somebody else's EncryptionConfiguration counts too, if it is given.
-    let live = bench.plane.scratch.path().join("live.yaml");
+    let live = bench.dir.join("live.yaml");
     std::fs::write(&live, "kind: EncryptionConfiguration\nresources: [{resources: [secrets], providers: [{kms: {name: other}}, {identity: {}}]}]").unwrap();
     let refused = bench.sidekey("publish", &["--check-against", live.to_str().unwrap()]).await;
     assert_eq!(refused.code, NO, "{refused:?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn history_is_pruned_and_the_work_of_others_is_not_overwritten() {
-    let bench = Bench::start("prune").await;
+async fn history_is_pruned_and_the_work_of_others_is_not_overwritten(world: &World) {
+    let bench = Bench::start(world, "prune").await;
     let mut last = Value::Null;
     for number in 1..=5 {
         let mut key = key(1, "write");
@@ -219,7 +247,7 @@ async fn history_is_pruned_and_the_work_of_others_is_not_overwritten() {
 
     // Somebody edits our head.
     let patch = json!({"data": {"config.yaml": STANDARD.encode("keys: []")}});
-    let path = format!("{SECRETS}/sidekey-shim?fieldManager=kubectl-edit");
+    let path = format!("{}/sidekey-shim?fieldManager=kubectl-edit", bench.secrets);
     let merge = "application/merge-patch+json";
     bench.client.send_as(Method::PATCH, &path, merge, &patch).await.unwrap();
     let conflict = bench.sidekey("publish", &[]).await;
@@ -235,23 +263,22 @@ async fn history_is_pruned_and_the_work_of_others_is_not_overwritten() {
     assert_eq!(bench.sidekey("diff", &[]).await.code, Some(0));
 
     // A namespace is one control plane's.
-    let mut other = document(&[key(1, "write")]);
+    let mut other = bench.encryption(&[key(1, "write")]);
     other["metadata"]["name"] = "b".into();
     std::fs::write(&bench.document, other.to_string()).unwrap();
     assert_eq!(bench.sidekey("publish", &[]).await.code, NO);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn of_several_who_publish_at_once_nobody_believes_in_what_is_not_there() {
-    let bench = Bench::start("race").await;
+async fn of_several_who_publish_at_once_nobody_believes_in_what_is_not_there(world: &World) {
+    let bench = Bench::start(world, "race").await;
     bench.describe(&[key(1, "write")]);
     bench.publish(&[]).await;
     let mut files = Vec::new();
     for number in 0..4 {
         let mut key = key(1, "write");
         key["settings"]["addresses"] = json!([format!("https://vault-{number}.example:8200")]);
-        let path = bench.plane.scratch.path().join(format!("{number}.yaml"));
-        std::fs::write(&path, document(&[key]).to_string()).unwrap();
+        let path = bench.dir.join(format!("{number}.yaml"));
+        std::fs::write(&path, bench.encryption(&[key]).to_string()).unwrap();
         files.push(path);
     }
     let runs = files.iter().map(|file| {
@@ -261,26 +288,45 @@ async fn of_several_who_publish_at_once_nobody_believes_in_what_is_not_there() {
         tokio::spawn(async move { binaries::run("sidekey", &args).await.unwrap() })
     });
     let runs: Vec<_> = runs.collect();
-    let mut done = 0;
-    for run in runs {
+    let mut done = BTreeMap::new();
+    for (number, run) in runs.into_iter().enumerate() {
         let outcome = run.await.unwrap();
         assert!([Some(0), FAILED].contains(&outcome.code), "{outcome:?}");
-        done += usize::from(outcome.code == Some(0));
+        if outcome.code == Some(0) {
+            let said: Value = serde_json::from_str(&outcome.stdout).unwrap();
+            let other = done.insert(said["revision"].as_u64().unwrap(), number);
+            assert_eq!(other, None, "two have published one revision: {said}");
+        }
     }
+    // Each step is won by somebody, so that one wins the last; who says so is really there.
+    for (revision, publisher) in &done {
+        let config = bench.revision(*revision, "provider-vault_config.yaml").await;
+        let address = format!("https://vault-{publisher}.example:8200");
+        assert!(config.contains(&address), "revision {revision} has no {address}: {config}");
+    }
+    let mut carried = 0;
+    for (head, file, kept) in [
+        ("sidekey-provider-vault", "config.yaml", "provider-vault_config.yaml"),
+        ("sidekey-shim", "config.yaml", "shim_config.yaml"),
+        ("sidekey-encryption-config", "encryption.yaml", "kube-apiserver_encryption.yaml"),
+    ] {
+        let head = bench.secret(head).await;
+        carried = number(&head);
+        assert_eq!(entry(&head, file), bench.revision(carried, kept).await, "{head}");
+    }
+    assert!(done.contains_key(&carried), "revision {carried} came last; {done:?} said they did");
     // Whatever the others left, one more brings all to one revision.
     bench.publish(&[]).await;
     assert_eq!(bench.sidekey("diff", &[]).await.code, Some(0));
-    let number = |secret: &Value| secret["metadata"]["annotations"]["sidekey.dev/revision"].clone();
     let shim = bench.secret("sidekey-shim").await;
     assert_eq!(number(&shim), number(&bench.secret("sidekey-provider-vault").await));
-    eprintln!("{done} of 4 who published at once went through");
+    eprintln!("{} of 4 who published at once went through", done.len());
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn shim_and_provider_accept_what_is_rendered_and_missing_secrets_are_named() {
-    let bench = Bench::start("render").await;
+async fn shim_and_provider_accept_what_is_rendered_and_missing_secrets_are_named(world: &World) {
+    let bench = Bench::start(world, "render").await;
     bench.describe(&[key(2, "write"), key(1, "read")]);
-    let out = bench.plane.scratch.path().join("out");
+    let out = bench.dir.join("out");
     bench.sidekey("render", &["--to-dir", out.to_str().unwrap()]).await.ok().unwrap();
     let check = async |program: &'static str, file: &Path| {
         let file = file.to_str().unwrap();
@@ -300,7 +346,7 @@ async fn shim_and_provider_accept_what_is_rendered_and_missing_secrets_are_named
     assert!(shown.stdout.contains("secret-id"), "{}", shown.stdout);
     assert!(!shown.stdout.contains(&STANDARD.encode("hunter2")), "{}", shown.stdout);
     assert!(!shown.stdout.contains("hunter2"), "{}", shown.stdout);
-    bench.client.delete(Kind::Secret, NAMESPACE, "approle").await.unwrap();
+    bench.client.delete(Kind::Secret, &bench.namespace, "approle").await.unwrap();
     let missing = bench.sidekey("render", &[]).await;
     assert_eq!(missing.code, FAILED, "{missing:?}");
     assert!(
@@ -318,10 +364,10 @@ metadata: {name: a, namespace: clusters}
 spec: {secretEncryption: {type: aescbc, aescbc: {activeKey: {name: new}, backupKey: {name: old}}}}
 ";
 
-#[tokio::test(flavor = "multi_thread")]
-async fn kube_apiserver_encrypts_by_what_is_rendered_of_a_hosted_cluster() {
-    let plane = ControlPlane::start("hosted").await.unwrap();
-    let at = |name: &str| plane.scratch.path().join(name);
+async fn kube_apiserver_encrypts_by_what_is_rendered_of_a_hosted_cluster(world: &World) {
+    let World { plane, .. } = world;
+    let dir = plane.scratch.subdir("hosted").unwrap();
+    let at = |name: &str| dir.join(name);
     for (name, byte) in [("new", 1), ("old", 2)] {
         std::fs::create_dir_all(at("refs").join(name)).unwrap();
         std::fs::write(at("refs").join(name).join("key"), [byte; 32]).unwrap();
@@ -348,7 +394,7 @@ async fn kube_apiserver_encrypts_by_what_is_rendered_of_a_hosted_cluster() {
         binaries::run("sidekey", &args).await.unwrap().ok().unwrap();
         let flag = format!("--encryption-provider-config={}", out.join(config).display());
         let options = Options::new(profile).arg(flag);
-        let server = KubeApiserver::start(&plane, options).await.unwrap();
+        let server = KubeApiserver::start(plane, options).await.unwrap();
         server.client().create(Kind::Secret, "default", profile, &[("a", "b")]).await.unwrap();
         let stored = plane.etcd.raw(&Kind::Secret.etcd_key("default", profile)).await.unwrap();
         // The name is HyperShift's hash of the key: FNV-1 of 32 bytes of 1.

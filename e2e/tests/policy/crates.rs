@@ -131,7 +131,7 @@ fn dependencies_point_one_way() {
         let allowed: &[&str] = match folder.as_str() {
             "proto" => &[],
             "providers/core" => &["sidekey-proto"],
-            "e2e" => &["sidekey-core", "sidekey-conformance", "sidekey-verify"],
+            "e2e" => &["sidekey-core", "sidekey-verify"],
             _ => &["sidekey-core"],
         };
         for dependency in metadata.member_dependencies(member, false) {

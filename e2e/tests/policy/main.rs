@@ -5,6 +5,7 @@
 //! reason; an exception that nothing needs any more fails too.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod conformance;
 mod crates;
 mod layout;
 mod licences;

@@ -34,6 +34,7 @@ pub(crate) struct Package {
 pub(crate) struct Target {
     pub(crate) name: String,
     pub(crate) kind: Vec<String>,
+    pub(crate) test: bool,
 }
 
 #[derive(Deserialize)]

@@ -26,7 +26,6 @@ mod light {
 }
 
 mod plane {
-    mod at_rest;
     mod cli_census;
     mod cli_doctor;
     mod cli_migrate;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use sidekey_core::proto::v2::EncryptResponse;
-use sidekey_e2e::kms::{BUSY, KmsClient};
+use sidekey_e2e::kms::KmsClient;
 use sidekey_e2e::openbao::Bao;
 use sidekey_e2e::openbao::auth::AppRole;
 use sidekey_e2e::openbao::client::TransitKey;
@@ -177,7 +177,7 @@ impl Stage {
         let spawned = VaultPlugin::spawn_program(program, &dir, "replica", &quick(&[key])).await;
         let mut plugin = spawned.unwrap();
         plugin.wait_ready().await.unwrap();
-        Served { plugin, kms: KmsClient::connect(&listen).await.unwrap().within(BUSY) }
+        Served { plugin, kms: KmsClient::connect(&listen).await.unwrap() }
     }
 
     /// Starts the plugin with any flags, and waits until Status is ok.
@@ -195,7 +195,7 @@ impl Stage {
         let connected = plugin
             .process()
             .wait_until("it listens", PATIENCE, async || KmsClient::connect(&endpoint).await);
-        let kms = connected.await.unwrap().within(BUSY);
+        let kms = connected.await.unwrap();
         Served { plugin, kms }
     }
 
@@ -205,7 +205,7 @@ impl Stage {
         let endpoint = self.endpoint(id);
         let opened =
             eventually("it listens", PATIENCE, async || KmsClient::connect(&endpoint).await);
-        opened.await.unwrap().within(BUSY)
+        opened.await.unwrap()
     }
 
     /// How often the audit log of the shared server has this path of the stage's engine.

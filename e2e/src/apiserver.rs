@@ -127,6 +127,11 @@ impl KubeApiserver {
         KubeClient::new(self.process.name(), self.http.clone())
     }
 
+    /// A client of whoever has this token.
+    pub fn client_of(&self, token: &str) -> KubeClient {
+        KubeClient::new(self.process.name(), self.http.with_bearer(token))
+    }
+
     /// The process, to be paused, killed and started again.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process

@@ -11,6 +11,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Method, Request, header};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -89,6 +90,11 @@ impl HttpClient {
         Self { shared: Arc::new(Shared { address: *address, tls, bearer, keeps: false, idle }) }
     }
 
+    /// The same server, asked by whoever has this token.
+    pub fn with_bearer(&self, bearer: &str) -> Self {
+        Self::new(self.shared.address, self.shared.tls.clone(), Some(bearer.to_owned()))
+    }
+
     /// Where the server is.
     pub fn address(&self) -> SocketAddr {
         self.shared.address
@@ -123,6 +129,27 @@ impl HttpClient {
             Ok(answer) => answer.context(what),
             Err(_) => bail!("{what}: no answer within {} s", TIMEOUT.as_secs()),
         }
+    }
+
+    /// Begins a request whose body never comes: a server with TLS is busy with it until what is
+    /// returned is dropped.
+    pub async fn hold(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &str,
+    ) -> Result<impl Sized + use<>> {
+        let Shared { address, tls, bearer, .. } = &*self.shared;
+        let (tls, bearer) = tls.as_ref().zip(bearer.as_ref()).context("no TLS, or no token")?;
+        let tcp = TcpStream::connect(address).await?;
+        let mut stream = tls.connect(ServerName::from(address.ip()), tcp).await?;
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {bearer}\r\n\
+             content-type: {content_type}\r\ncontent-length: 2\r\n\r\n{{"
+        );
+        stream.write_all(head.as_bytes()).await?;
+        stream.flush().await?;
+        Ok(stream)
     }
 
     async fn exchange(

@@ -168,6 +168,12 @@ impl KubeClient {
         answer.and_then(Response::ok).with_context(what)?.json()
     }
 
+    /// Begins a patch that never ends: the server is busy with it until what is returned is
+    /// dropped.
+    pub async fn hold_patch(&self, path: &str) -> Result<impl Sized + use<>> {
+        self.http.hold(Method::PATCH, path, "application/merge-patch+json").await
+    }
+
     /// GET of any path, whatever its status.
     pub async fn raw(&self, path: &str) -> Result<Response> {
         self.http.get(path).await

@@ -11,7 +11,7 @@ use clap::Parser;
 use sidekey_e2e::{aws, cluster, command, golang, images, packages};
 
 /// Programs of the distribution, and the packages that have them.
-const PROGRAMS: [(&str, &str); 13] = [
+const PROGRAMS: [(&str, &str); 14] = [
     ("ip", "iproute2"),
     ("iptables", "iptables"),
     ("unshare", "util-linux"),
@@ -19,6 +19,7 @@ const PROGRAMS: [(&str, &str); 13] = [
     ("find", "findutils"),
     ("tar", "tar"),
     ("script", "bsdutils"),
+    ("strace", "strace"),
     ("containerd", "containerd"),
     ("runc", "runc"),
     ("/usr/lib/cni/bridge", "containernetworking-plugins"),

@@ -1,6 +1,5 @@
 //! The cluster's own migrator.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
@@ -14,10 +13,12 @@ use super::world::World;
 const MIGRATIONS: &str = "/apis/storagemigration.k8s.io/v1beta1/storageversionmigrations";
 const GATE: &str = "--feature-gates=StorageVersionMigrator=true";
 
-#[tokio::test]
-async fn the_clusters_own_migrator_is_put_to_work_and_leaves_nothing_behind() {
-    let flags = [GATE, "--runtime-config=storagemigration.k8s.io/v1beta1=true"];
-    let mut world = World::start("migrate-svm", &flags).await;
+/// What kube-apiserver needs for it.
+pub(super) const FLAGS: [&str; 2] = [GATE, "--runtime-config=storagemigration.k8s.io/v1beta1=true"];
+
+pub(super) async fn the_clusters_own_migrator_is_put_to_work_and_leaves_nothing_behind(
+    world: &mut World,
+) {
     world.create(Kind::Secret, "default", "s", 40).await;
     world.create(Kind::ConfigMap, "default", "c", 10).await;
     let hash = world.promote().await;
@@ -32,12 +33,10 @@ async fn the_clusters_own_migrator_is_put_to_work_and_leaves_nothing_behind() {
     assert_eq!(answer["complete"], true, "{answer}");
     let left = world.client.get(MIGRATIONS).await.unwrap();
     assert_eq!(left["items"].as_array().unwrap().len(), 0, "{left}");
-    assert_eq!(world.keys().await, BTreeMap::from([(2, world.objects().await)]), "all new");
+    world.all_is_new().await;
 }
 
-#[tokio::test]
-async fn a_cluster_without_a_migrator_says_so() {
-    let world = World::start("migrate-no-svm", &[]).await;
+pub(super) async fn a_cluster_without_a_migrator_says_so(world: &World) {
     let refused = world.migrate(&["--via", "svm", "--target", "key-1"]).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stdout.contains("no StorageVersionMigration API"), "{refused:?}");

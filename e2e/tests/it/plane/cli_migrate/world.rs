@@ -20,6 +20,9 @@ use sidekey_e2e::{
 const PREFIXES: [&str; 3] =
     ["/registry/secrets/", "/registry/configmaps/", "/registry/example.com/widgets/"];
 
+/// An administrator's name.
+pub(crate) const MIGRATOR: &str = "migrator";
+
 /// Dropped, and so ended, in this order.
 pub(crate) struct World {
     pub(crate) client: KubeClient,
@@ -28,16 +31,18 @@ pub(crate) struct World {
     pub(crate) server: KubeApiserver,
     shim: Shim,
     plugins: [LocalPlugin; 2],
+    /// The key that writes.
+    pub(crate) key: u64,
     pub(crate) plane: ControlPlane,
 }
 
 impl World {
-    /// Everything is written with key 1.
+    /// Everything is written with key 1. Keys with odd and even numbers have one KEK each.
     pub(crate) async fn start(name: &str, flags: &[&str]) -> Self {
         let plane = ControlPlane::start(name).await.unwrap();
         let one = LocalPlugin::start(&plane.scratch, "kek-1").await.unwrap();
         let two = LocalPlugin::start(&plane.scratch, "kek-2").await.unwrap();
-        let config = ShimConfig::new(1).write(1, one.endpoint()).read(2, two.endpoint());
+        let config = ShimConfig::new(1).write(1, one.endpoint());
         let shim = Shim::start(&plane.scratch, "shim", &config).await.unwrap();
         // One of them is not there, as is usual in a file that is made for many clusters.
         let resources = ["secrets", "configmaps", "widgets.example.com", "gadgets.example.com"];
@@ -49,14 +54,23 @@ impl World {
         let kubeconfig = plane.scratch.path().join("kubeconfig");
         std::fs::write(&kubeconfig, server.kubeconfig()).unwrap();
         let (client, encryption) = (server.client(), server.encryption_file().to_owned());
-        Self { client, kubeconfig, encryption, server, shim, plugins: [one, two], plane }
+        Self { client, kubeconfig, encryption, server, shim, plugins: [one, two], key: 1, plane }
     }
 
-    /// Lets key 2 write, and waits until kube-apiserver does; tells its hash.
+    /// Lets the next key write, and waits until kube-apiserver does; tells its hash.
     pub(crate) async fn promote(&mut self) -> String {
-        let [one, two] = &self.plugins;
-        let config = ShimConfig::new(2).write(2, two.endpoint()).read(1, one.endpoint());
-        self.shim.load(&config).await.unwrap();
+        self.key += 1;
+        for (step, write) in [(0, self.key - 1), (1, self.key)] {
+            let mut config = ShimConfig::new(2 * self.key + step);
+            for key in 1..=self.key {
+                let plugin = &self.plugins[usize::from(key % 2 == 0)];
+                config = match key == write {
+                    true => config.write(key, plugin.endpoint()),
+                    false => config.read(key, plugin.endpoint()),
+                };
+            }
+            self.shim.load(&config).await.unwrap();
+        }
         let hash = self.shim.key_id_hash().await.unwrap();
         self.server.wait_key_id(PROVIDER, &hash).await.unwrap();
         hash
@@ -122,6 +136,16 @@ impl World {
         self.entries().await.len()
     }
 
+    pub(crate) async fn count(&self, prefix: &str) -> usize {
+        self.plane.etcd.list(prefix).await.unwrap().len()
+    }
+
+    /// Everything is under the key that writes.
+    pub(crate) async fn all_is_new(&self) {
+        let wanted = BTreeMap::from([(self.key, self.objects().await)]);
+        assert_eq!(self.keys().await, wanted);
+    }
+
     /// How many are stored under which key.
     pub(crate) async fn keys(&self) -> BTreeMap<u64, usize> {
         let mut keys = BTreeMap::new();
@@ -131,22 +155,26 @@ impl World {
         keys
     }
 
-    /// A kubeconfig of an administrator who is no member of `system:masters`, and so is told to
-    /// wait like anybody else.
-    pub(crate) async fn ordinary_kubeconfig(&self) -> PathBuf {
+    /// The token of an administrator who is no member of `system:masters`, and so is told to wait
+    /// like anybody else.
+    pub(crate) async fn ordinary_token(&self) -> String {
         let accounts = "/api/v1/namespaces/default/serviceaccounts";
-        let account = json!({"metadata": {"name": "migrator"}});
+        let account = json!({"metadata": {"name": MIGRATOR}});
         self.client.send(Method::POST, accounts, Some(&account)).await.unwrap();
         let bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
         let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"});
-        let subject = json!({"kind": "ServiceAccount", "namespace": "default", "name": "migrator"});
+        let subject = json!({"kind": "ServiceAccount", "namespace": "default", "name": MIGRATOR});
         let binding =
-            json!({"metadata": {"name": "migrator"}, "roleRef": role, "subjects": [subject]});
+            json!({"metadata": {"name": MIGRATOR}, "roleRef": role, "subjects": [subject]});
         self.client.send(Method::POST, bindings, Some(&binding)).await.unwrap();
-        let path = format!("{accounts}/migrator/token");
+        let path = format!("{accounts}/{MIGRATOR}/token");
         let request = json!({"spec": {"expirationSeconds": 3600}});
         let answer = self.client.send(Method::POST, &path, Some(&request)).await.unwrap();
-        let token = answer["status"]["token"].as_str().unwrap();
+        answer["status"]["token"].as_str().unwrap().to_owned()
+    }
+
+    /// A kubeconfig of whoever has that token.
+    pub(crate) fn kubeconfig_of(&self, token: &str) -> PathBuf {
         let text = self.server.kubeconfig();
         let (head, tail) = text.split_once("token: \"").unwrap();
         let (_, tail) = tail.split_once('"').unwrap();

@@ -81,17 +81,41 @@ async fn gone(ready: &Ready) -> Result<()> {
     .await
 }
 
-/// All that the README shows after `from` was said, but for what differs each time.
-fn as_in_the_readme(from: &str, said: &str) {
+/// All that the README shows after `from` was said, word by word and in that order; it may leave
+/// out the rest of a line, and what it has `…` for. `dir` is where it ran.
+fn as_in_the_readme(from: &str, said: &str, dir: &Path) {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let readme = std::fs::read_to_string(readme).unwrap();
     let shown = readme.split_once(from).and_then(|(_, rest)| rest.split_once("```")).unwrap().0;
+    let words: Vec<String> =
+        said.replace(dir.to_str().unwrap(), "/target/up").lines().map(lasting).collect();
+    let (words, mut at) = (words.join(" "), 0);
     for line in shown.lines().filter(|line| *line != "...") {
-        let line = line.split_once("s] ").map_or(line, |(_, untimed)| untimed).trim();
-        let differs = |c: char| c.is_ascii_digit() || c == ':' || c == '…';
-        let lasting = line.split(differs).next().unwrap_or_default();
-        assert!(said.contains(lasting), "{line:?} is in the README alone\n{said}");
+        let wanted = lasting(&line.replace("/…/target/up", "/target/up"));
+        for part in wanted.split('…') {
+            let found = words[at..].find(part.trim());
+            let found = found.unwrap_or_else(|| panic!("{line:?} is in the README alone\n{said}"));
+            at += found + part.trim().len();
+        }
     }
+}
+
+/// A line without what differs each time: numbers, digests, and how far it is set in.
+fn lasting(line: &str) -> String {
+    let mut lasting = String::new();
+    for part in line.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
+        let word = part.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+        let is_digest = word.len() >= 8 && word.chars().all(|c| c.is_ascii_hexdigit());
+        for c in if is_digest { "0" } else { word }.chars() {
+            match c.is_ascii_digit() {
+                true if lasting.ends_with('0') => {}
+                true => lasting.push('0'),
+                false => lasting.push(c),
+            }
+        }
+        lasting.push_str(&part[word.len()..]);
+    }
+    lasting.split_whitespace().collect::<Vec<_>>().join(" ").replace("[ ", "[")
 }
 
 fn run(arguments: &[&str]) -> std::process::Output {
@@ -106,7 +130,7 @@ async fn a_single_round_trip_leaves_a_key_and_configurations_and_no_process() {
     let text = String::from_utf8(output.stdout).unwrap();
     let problem = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{problem}");
-    as_in_the_readme("$ cargo up\n", &text);
+    as_in_the_readme("$ cargo up\n", &text, &dir);
     let configuration = std::fs::read_to_string(dir.join("encryption-configuration.yaml")).unwrap();
     for line in configuration.lines() {
         assert!(text.contains(line), "not printed: {line}\n{text}");
@@ -229,7 +253,7 @@ async fn an_apiserver_shows_a_rotation_and_takes_a_secret_through_the_printed_ku
     for text in wanted {
         assert!(log.contains(text), "not shown: {text}\n{log}");
     }
-    as_in_the_readme("A rotation to key 2, with everything running:\n", &log);
+    as_in_the_readme("A rotation to key 2, with everything running:\n", &log, &dir);
     let kubeconfig = ready.kubeconfig.as_deref().expect("there is a kubeconfig");
     let client = client(&std::fs::read_to_string(kubeconfig).unwrap());
     client.create(Kind::Secret, "default", "hello", &[("a", "b")]).await.unwrap();

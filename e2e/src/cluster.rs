@@ -13,6 +13,7 @@
 
 mod components;
 mod containerd;
+mod cri;
 mod dns;
 mod expose;
 mod image;

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::json;
 
+use super::cri;
 use super::image::ScratchImage;
 use super::inside::Inside;
 use super::machine::Machine;
@@ -57,18 +58,9 @@ impl Containerd {
 
     /// Waits until it answers, also for Kubernetes.
     pub(super) async fn wait_ready(&mut self, machine: &Machine) -> Result<()> {
-        let ctr = self.ctr.clone();
-        self.process
-            .process()
-            .wait_until("it answers", PATIENCE, async || {
-                let arguments = ["--address", SOCKET, "plugins", "list"];
-                let plugins = machine.run(&ctr, &arguments).await?;
-                let cri = plugins.lines().find(|line| line.contains("cri"));
-                let cri = cri.context("it has no part for Kubernetes")?;
-                ensure!(cri.trim_end().ends_with("ok"), "{cri}");
-                Ok(())
-            })
-            .await
+        let socket = machine.path(Path::new(SOCKET));
+        let answers = async || cri::status(&socket).await;
+        self.process.process().wait_until("it answers as to kubelet", PATIENCE, answers).await
     }
 
     /// Imports the images of a docker or OCI archive and gives their names.

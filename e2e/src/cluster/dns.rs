@@ -82,7 +82,11 @@ fn deployment(named: &Value) -> Value {
         "name": NAME, "image": IMAGE, "imagePullPolicy": "Never",
         "args": ["-conf", "/etc/coredns/Corefile"],
         "volumeMounts": [{"name": "config", "mountPath": "/etc/coredns"}],
-        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 1},
+        // Unready it would lose its Service, and a busy machine would resolve no name.
+        "readinessProbe": {
+            "httpGet": {"path": "/ready", "port": 8181},
+            "periodSeconds": 1, "timeoutSeconds": 15, "failureThreshold": 40,
+        },
     });
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": named,

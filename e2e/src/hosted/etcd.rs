@@ -34,7 +34,11 @@ pub(super) fn objects(namespace: &str) -> [Value; 2] {
             {"name": "data", "mountPath": "/data"},
             {"name": "tls", "mountPath": "/tls", "readOnly": true},
         ],
-        "readinessProbe": {"httpGet": {"path": "/health", "port": 2379}, "periodSeconds": 1},
+        // Unready it would lose its Service, and a busy machine would fail requests.
+        "readinessProbe": {
+            "httpGet": {"path": "/health", "port": 2379},
+            "periodSeconds": 1, "timeoutSeconds": 15, "failureThreshold": 40,
+        },
         // Without its share a busy machine starves it before all that ask it.
         "resources": {"requests": {"cpu": "300m", "memory": "100Mi"}},
     });

@@ -23,6 +23,12 @@ const FLAGS: [&str; 9] = [
     "--disable-dev-shm-usage",
 ];
 
+/// How large a page is painted, in pixels.
+const WINDOW: (u32, u32) = (1280, 900);
+
+/// A surface of one colour is packed by a thousand; words on it take many times that.
+const PACKED: u32 = 300;
+
 /// Its complaints go elsewhere, so that its answer can be read.
 const APART: &str = r#"exec 2>"$1"; shift; exec "$@""#;
 
@@ -47,14 +53,14 @@ impl Browser {
         self.run(&["--dump-dom"], url).await
     }
 
-    /// Loads the page and paints it to a PNG file in `dir`.
+    /// Loads the page and paints it to a PNG file in `dir`; an error if nothing is to be seen there.
     pub async fn screenshot(&mut self, url: &str, file: &Path, dark: bool) -> Result<()> {
-        let to = format!("--screenshot={}", file.display());
+        let (to, (width, height)) = (format!("--screenshot={}", file.display()), WINDOW);
         let scheme = if dark { "--force-dark-mode" } else { "--hide-scrollbars" };
-        self.run(&[&to, "--window-size=1280,900", scheme], url).await?;
+        let window = format!("--window-size={width},{height}");
+        self.run(&[&to, &window, scheme], url).await?;
         let png = std::fs::read(file).with_context(|| format!("no {}", file.display()))?;
-        ensure!(png.starts_with(b"\x89PNG"), "{} is no PNG", file.display());
-        Ok(())
+        is_painted(&png).with_context(|| format!("{} of {url}", file.display()))
     }
 
     async fn run(&mut self, extra: &[&str], url: &str) -> Result<String> {
@@ -76,5 +82,35 @@ impl Browser {
         let status = ended.await.with_context(complaints)?;
         ensure!(status.success(), "chromium with {url}: {status}\n{}", complaints());
         process.log()
+    }
+}
+
+/// An error unless it is a PNG of the window's size, with more on it than one colour.
+fn is_painted(png: &[u8]) -> Result<()> {
+    let (width, height) = WINDOW;
+    let size: Vec<u8> = [width.to_be_bytes(), height.to_be_bytes()].concat();
+    ensure!(png.starts_with(b"\x89PNG"), "it is no PNG");
+    ensure!(png.get(16..24) == Some(&size), "it is not {width} by {height}");
+    let least = usize::try_from(width * height * 3 / PACKED)?;
+    ensure!(png.len() > least, "nothing is painted on it: {} bytes", png.len());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_of_another_size_or_of_one_colour_is_not_painted() {
+        let png = |width: u32, length: usize| {
+            let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+            png.extend([width.to_be_bytes(), WINDOW.1.to_be_bytes()].concat());
+            png.resize(length, 0);
+            png
+        };
+        assert!(is_painted(&png(WINDOW.0, 40_000)).is_ok());
+        assert!(is_painted(&png(WINDOW.0 + 1, 40_000)).is_err());
+        assert!(is_painted(&png(WINDOW.0, 5_000)).is_err());
+        assert!(is_painted(b"<html>").is_err());
     }
 }

@@ -22,6 +22,7 @@ mod sidecars;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
@@ -40,9 +41,6 @@ use etcd::{ETCD, ETCD_IMAGE};
 pub use manifests::{ADMIN, NAMESPACE, Role, provider_name, web_identity};
 use manifests::{CREDENTIALS, HEALTH, Layout, SERVER, SERVER_IMAGE};
 
-/// The Service of the hosted kube-apiservers, counted in its network.
-const SERVICE: u8 = 20;
-
 /// The name in the certificate of the one who may ask shims for their state.
 const OPERATOR: &str = "operator";
 
@@ -56,11 +54,13 @@ pub struct Hosted {
     aws_image: String,
     shim_image: String,
     namespace: String,
+    /// Of the Service of its kube-apiservers.
+    address: Ipv4Addr,
     exposed: Exposed,
     /// The simulated AWS.
     pub moto: Moto,
-    /// The management cluster.
-    pub cluster: Cluster,
+    /// The management cluster, which it may share with others.
+    pub cluster: Arc<Cluster>,
 }
 
 impl Hosted {
@@ -73,22 +73,21 @@ impl Hosted {
         for image in &built {
             cluster.load_image(&image.archive).await?;
         }
+        load_servers(&cluster).await?;
         let images = [0, 1].map(|index: usize| built[index].reference.clone());
-        Self::on(cluster, NAMESPACE, images, token).await
+        Self::on(Arc::new(cluster), NAMESPACE, images, token).await
     }
 
-    /// The same on a cluster that is there, in this namespace; `images` are those of
-    /// `sidekey-aws` and of the shim, which it must know.
+    /// The same on a cluster that is there, in a namespace of its own; `images` are those of
+    /// `sidekey-aws` and of the shim, which it must know, and so must it the [servers](load_servers).
     pub async fn on(
-        cluster: Cluster,
+        cluster: Arc<Cluster>,
         namespace: &str,
         images: [String; 2],
         token: &str,
     ) -> Result<Self> {
-        let dir = cluster.ground().plane().scratch.subdir("hosted")?;
-        for archive in server_images().await? {
-            cluster.load_image(&archive).await?;
-        }
+        let dir = cluster.ground().plane().scratch.subdir(&format!("hosted-{namespace}"))?;
+        let address = balancer(&cluster, namespace).await?;
         let moto = Moto::start(&dir).await?;
         moto.accept_tokens(&[token]).await?;
         moto.accept_access_keys(&[]).await?;
@@ -97,22 +96,27 @@ impl Hosted {
         let operator = tls.peer(&dir, OPERATOR, &[OPERATOR])?;
         let [aws_image, shim_image] = images;
         let namespace = namespace.to_owned();
-        let hosted =
-            Self { tls, operator, aws_image, shim_image, namespace, exposed, moto, cluster };
+        let hosted = Self {
+            tls,
+            operator,
+            aws_image,
+            shim_image,
+            namespace,
+            address,
+            exposed,
+            moto,
+            cluster,
+        };
         hosted.prepare(&dir, token).await?;
         Ok(hosted)
     }
 
     async fn prepare(&self, dir: &Path, token: &str) -> Result<()> {
         let client = self.cluster.client();
-        let metadata = json!({"name": self.namespace});
-        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
-        client.apply(&namespace).await?;
         self.put_etcd_certificates(dir).await?;
         for object in etcd::objects(&self.namespace) {
             client.apply(&object).await?;
         }
-        client.apply(&manifests::service(&self.namespace, self.service_address())).await?;
         self.put_secret("kas-pki", &self.pki(dir)?).await?;
         self.put_secret("kms-token", &[("token", token.to_owned())]).await?;
         let credentials = manifests::web_identity("kms-provider");
@@ -126,7 +130,7 @@ impl Hosted {
         let network = pods.split('/').next().unwrap_or_default().parse::<Ipv4Addr>()?;
         let pods = (1..255).map(|host| Ipv4Addr::from(u32::from(network) + host));
         // A pod's address is not known before it runs: its certificate fits all.
-        let names = [self.service_address()].into_iter().chain(pods).map(|ip| ip.to_string());
+        let names = [self.address].into_iter().chain(pods).map(|ip| ip.to_string());
         let service = format!("{SERVER}.{}.svc", self.namespace);
         let own = ["localhost".to_owned(), SERVER.to_owned(), service];
         let names: Vec<String> = names.chain(own).collect();
@@ -209,7 +213,7 @@ impl Hosted {
 
     /// Writes a kubeconfig of the hosted cluster's administrator, through the balancer.
     pub fn kubeconfig(&self, path: &Path) -> Result<()> {
-        let text = self.kubeconfig_at(&self.service_address().to_string());
+        let text = self.kubeconfig_at(&self.address.to_string());
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
@@ -281,7 +285,7 @@ impl Hosted {
 
     /// The way through the balancer, with a connection for each request.
     pub fn service(&self) -> Result<KubeClient> {
-        let address = SocketAddr::from((self.service_address(), 6443));
+        let address = SocketAddr::from((self.address, 6443));
         Ok(KubeClient::new("the Service", self.https(address)?.connecting_anew()))
     }
 
@@ -363,10 +367,24 @@ impl Hosted {
     fn https(&self, address: SocketAddr) -> Result<HttpClient> {
         Ok(HttpClient::tls(address, self.tls.connector()?, Some(TOKEN.to_owned())))
     }
+}
 
-    fn service_address(&self) -> Ipv4Addr {
-        self.cluster.ground().addresses().service(SERVICE)
+/// Makes the namespace, and the Service in it that stands for the balancer; gives its address.
+async fn balancer(cluster: &Cluster, namespace: &str) -> Result<Ipv4Addr> {
+    let (client, metadata) = (cluster.client(), json!({"name": namespace}));
+    let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
+    client.apply(&object).await?;
+    let service = client.apply(&manifests::service(namespace)).await?;
+    let address = service["spec"]["clusterIP"].as_str().context("a Service without address")?;
+    Ok(address.parse()?)
+}
+
+/// Makes etcd and kube-apiserver known to a cluster, for all hosted control planes on it.
+pub async fn load_servers(cluster: &Cluster) -> Result<()> {
+    for archive in server_images().await? {
+        cluster.load_image(&archive).await?;
     }
+    Ok(())
 }
 
 fn address(pod: &Pod) -> Result<Ipv4Addr> {

@@ -10,9 +10,8 @@
 //!
 //! With the shim the sidecars are native ones, which kubelet starts before
 //! kube-apiserver and ends after it: one that is ending goes on serving, and must
-//! be able to read what its successor writes.
-
-use std::net::Ipv4Addr;
+//! be able to read what its successor writes. It does so for ten minutes, longer than
+//! anybody waits for that successor.
 
 use aws_lc_rs::digest;
 use serde_json::{Value, json};
@@ -39,6 +38,10 @@ const UID: u32 = 1_000_650_000;
 
 /// Where the token is, in the pod.
 pub(super) const TOKEN_DIR: &str = "/var/run/secrets/openshift/serviceaccount";
+
+/// HyperShift's own: how long a pod has to end, and for how long kube-apiserver serves on then.
+const GRACE: u32 = 135;
+const DELAY: &str = "70s";
 
 /// What a key is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,11 +161,11 @@ fn socket(id: u64) -> String {
 }
 
 /// What stands for the balancer in front of the kube-apiservers.
-pub(super) fn service(namespace: &str, address: Ipv4Addr) -> Value {
+pub(super) fn service(namespace: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {"name": SERVER, "namespace": namespace},
-        "spec": {"clusterIP": address, "selector": {"app": SERVER}, "ports": [{"port": 6443}]},
+        "spec": {"selector": {"app": SERVER}, "ports": [{"port": 6443}]},
     })
 }
 
@@ -193,6 +196,10 @@ pub(super) fn server(
             }
         }
     }
+    let grace = match layout {
+        Layout::Native { .. } => GRACE,
+        Layout::Shim => 660,
+    };
     let hash = hash(encryption);
     let annotation = "kube-apiserver.hypershift.openshift.io/encryption-config-hash";
     let labels = json!({"app": SERVER});
@@ -209,7 +216,7 @@ pub(super) fn server(
                 },
                 "spec": {
                     "automountServiceAccountToken": false,
-                    "terminationGracePeriodSeconds": 135,
+                    "terminationGracePeriodSeconds": grace,
                     "securityContext": {
                         "runAsNonRoot": true, "runAsUser": UID, "fsGroup": UID,
                         "seccompProfile": {"type": "RuntimeDefault"},
@@ -231,6 +238,7 @@ pub(super) fn bare(namespace: &str) -> Value {
     template["metadata"]["annotations"] = json!({});
     let spec = &mut template["spec"];
     spec["initContainers"] = json!([]);
+    spec["terminationGracePeriodSeconds"] = GRACE.into();
     let kept = |list: &mut Value, keep: &dyn Fn(&Value) -> bool| {
         if let Some(list) = list.as_array_mut() {
             list.retain(|entry| keep(entry));
@@ -240,6 +248,7 @@ pub(super) fn bare(namespace: &str) -> Value {
     kept(&mut spec["volumes"], &own);
     let container = &mut spec["containers"][0];
     kept(&mut container["volumeMounts"], &own);
+    container["args"] = flags(DELAY);
     kept(&mut container["args"], &|flag| {
         !flag.as_str().is_some_and(|flag| flag.starts_with("--encryption-provider"))
     });
@@ -271,7 +280,7 @@ fn apiserver(layout: &Layout<'_>) -> Value {
         Layout::Native { .. } => {
             ("/var/run", "15s", "&exclude=kms-provider-0&exclude=kms-provider-1")
         }
-        Layout::Shim => ("/var/run/kmsplugin", "70s", "&exclude=kms-provider-0"),
+        Layout::Shim => ("/var/run/kmsplugin", "600s", "&exclude=kms-provider-0"),
     };
     let probe = |path: &str| json!({"scheme": "HTTPS", "port": 6443, "path": path});
     json!({

@@ -76,8 +76,8 @@ impl Fleet {
         }
         client.apply(&namespace(CLUSTERS)).await?;
         let (controllers, port) = controllers(&plane, &kubeconfig).await?;
-        let addresses = Addresses::default();
-        let shims = SimulatedShims::start(client.clone(), addresses.clone()).await?;
+        let (addresses, taken) = Addresses::new();
+        let shims = SimulatedShims::start(client.clone(), taken);
         let kubelet = SimulatedKubelet::start(client, addresses);
         let [probes, webhook, page] = [Port::free()?, Port::free()?, Port::free()?];
         let program = binaries::path_async("sidekey-operator").await?;
@@ -198,9 +198,7 @@ async fn add(client: KubeClient, number: usize) -> Result<()> {
 /// A HostedCluster with the key of that number.
 fn cluster(number: usize, key: usize) -> Value {
     let arn = format!("arn:aws:kms:us-east-1:123456789012:key/{key:012}");
-    let mut cluster = objects::hosted_cluster(&[&arn], &json!({}));
-    cluster["metadata"]["name"] = format!("c{number}").into();
-    cluster
+    objects::hosted_cluster(&format!("c{number}"), &[&arn], &json!({}))
 }
 
 /// Does all of it, some at a time.

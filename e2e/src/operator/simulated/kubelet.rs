@@ -1,14 +1,16 @@
 //! A simulated kubelet for every pod of a cluster: it runs nothing, and says that all is well.
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
+use super::shims::PORT;
 use crate::KubeClient;
 
 /// How often it looks for pods that nobody runs yet.
@@ -16,14 +18,29 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Pods at a time.
 const PAGE: u32 = 500;
 
-/// The addresses of pods: one for each namespace, on this host's loopback, where a simulated shim
-/// answers for all of them.
+/// The addresses of pods: one for each namespace, on this host's loopback, where its simulated shim
+/// answers. The first one, and how many there are.
 const NETWORK: u32 = u32::from_be_bytes([127, 77, 0, 1]);
+const HOSTS: u32 = 1 << 16;
 
-/// Whose pods have which address.
-#[derive(Clone, Debug, Default)]
+/// Whose pods have which address. Whoever listens there has it: runs beside this one have others.
+#[derive(Clone, Debug)]
 pub(super) struct Addresses {
-    known: Arc<Mutex<HashMap<String, Ipv4Addr>>>,
+    known: Arc<Mutex<Known>>,
+    taken: UnboundedSender<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    given: HashMap<String, Ipv4Addr>,
+    next: u32,
+}
+
+/// The shim of a namespace is to answer here.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) namespace: String,
+    pub(super) listener: TcpListener,
 }
 
 /// Ended when this is dropped.
@@ -54,18 +71,29 @@ impl Drop for SimulatedKubelet {
 }
 
 impl Addresses {
-    /// The address of the pods of a namespace.
-    pub(super) fn of(&self, namespace: &str) -> Ipv4Addr {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = Ipv4Addr::from(NETWORK + u32::try_from(known.len()).unwrap_or_default());
-        *known.entry(namespace.to_owned()).or_insert(next)
+    /// None is given yet. What is taken is told to whoever has the other end.
+    pub(super) fn new() -> (Self, UnboundedReceiver<Taken>) {
+        let (taken, shims) = unbounded_channel();
+        (Self { known: Arc::default(), taken }, shims)
     }
 
-    /// The namespace whose pods have this address.
-    pub(super) fn namespace(&self, address: Ipv4Addr) -> Option<String> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known = known.iter();
-        known.find(|(_, given)| **given == address).map(|(namespace, _)| namespace.clone())
+    /// The address of the pods of a namespace.
+    pub(super) fn of(&self, namespace: &str) -> Result<Ipv4Addr> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(address) = known.given.get(namespace) {
+            return Ok(*address);
+        }
+        while known.next < HOSTS {
+            let address = Ipv4Addr::from(NETWORK + known.next);
+            known.next += 1;
+            let Ok(listener) = TcpListener::bind((address, PORT)) else { continue };
+            listener.set_nonblocking(true)?;
+            known.given.insert(namespace.to_owned(), address);
+            // In vain where nobody answers for shims any more.
+            let _ = self.taken.send(Taken { namespace: namespace.to_owned(), listener });
+            return Ok(address);
+        }
+        bail!("port {PORT} is free on no address from {} on", Ipv4Addr::from(NETWORK))
     }
 }
 
@@ -118,7 +146,7 @@ fn status(pod: &Value, addresses: &Addresses) -> Result<Value> {
     let conditions = conditions.map(
         |kind| json!({"type": kind, "status": ready, "lastTransitionTime": "2026-01-01T00:00:00Z"}),
     );
-    let ip = addresses.of(namespace);
+    let ip = addresses.of(namespace)?;
     Ok(json!({
         "phase": if job.is_none() { "Running" } else { "Succeeded" },
         "podIP": ip, "podIPs": [{"ip": ip}], "startTime": "2026-01-01T00:00:00Z",
@@ -147,17 +175,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_namespace_has_an_address_and_an_address_its_namespace() {
-        let addresses = Addresses::default();
-        let one = addresses.of("one");
-        assert_eq!(addresses.of("one"), one);
-        assert_ne!(addresses.of("two"), one);
-        assert_eq!(addresses.namespace(one).as_deref(), Some("one"));
+    fn every_namespace_has_an_address_that_no_other_run_has() {
+        let (addresses, mut taken) = Addresses::new();
+        let one = addresses.of("one").unwrap();
+        assert_eq!(addresses.of("one").unwrap(), one);
+        assert_ne!(addresses.of("two").unwrap(), one);
+        let (beside, _shims) = Addresses::new();
+        assert_ne!(beside.of("one").unwrap(), one);
+        let first = taken.try_recv().unwrap();
+        assert_eq!(first.namespace, "one");
+        assert_eq!(first.listener.local_addr().unwrap().ip(), one);
     }
 
     #[test]
     fn a_server_is_said_to_run_and_a_job_to_have_succeeded() {
-        let addresses = Addresses::default();
+        let (addresses, _shims) = Addresses::new();
         let mut pod = json!({
             "metadata": {"namespace": "said", "name": "x"},
             "spec": {"containers": [{"name": "kube-apiserver"}]},

@@ -1,6 +1,5 @@
 //! A simulated shim for every control plane: it says that it has loaded what is published.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +9,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::aws_lc_rs::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -19,11 +19,11 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use super::heads::Heads;
-use super::kubelet::Addresses;
+use super::kubelet::Taken;
 use crate::KubeClient;
 
 /// Where the operator asks shims.
-const PORT: u16 = 8094;
+pub(super) const PORT: u16 = 8094;
 
 /// All of them. Ended when this is dropped.
 #[derive(Debug)]
@@ -33,26 +33,18 @@ pub(super) struct SimulatedShims {
 }
 
 impl SimulatedShims {
-    pub(super) async fn start(client: KubeClient, addresses: Addresses) -> Result<Self> {
-        // One listener for the addresses of all pods: who is meant shows in the connection.
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await;
-        let listener = listener.with_context(|| format!("port {PORT} is not free"))?;
+    /// Answers wherever an address is taken.
+    pub(super) fn start(client: KubeClient, mut taken: UnboundedReceiver<Taken>) -> Self {
         let asked = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&asked);
         let heads = Heads::follow(client);
         let task = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (heads, count) = (Arc::clone(&heads), Arc::clone(&count));
-                let addresses = addresses.clone();
-                tokio::spawn(async move {
-                    // Whoever asks sees a closed connection, as with a shim that has nothing yet.
-                    if answer(&heads, &addresses, stream).await.is_ok() {
-                        count.fetch_add(1, Ordering::Relaxed);
-                    }
-                });
+            let mut shims = JoinSet::new();
+            while let Some(one) = taken.recv().await {
+                shims.spawn(serve(one, Arc::clone(&heads), Arc::clone(&count)));
             }
         });
-        Ok(Self { task, asked })
+        Self { task, asked }
     }
 
     /// How often a status was given.
@@ -72,10 +64,27 @@ impl Drop for SimulatedShims {
     }
 }
 
-async fn answer(heads: &Heads, addresses: &Addresses, stream: TcpStream) -> Result<()> {
-    let IpAddr::V4(address) = stream.local_addr()?.ip() else { bail!("not an address of ours") };
-    let namespace = addresses.namespace(address).context("no such pod")?;
-    let shim = heads.shim(&namespace).context("it has no head yet")?;
+/// One shim.
+async fn serve(Taken { namespace, listener }: Taken, heads: Arc<Heads>, count: Arc<AtomicU64>) {
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return eprintln!("simulated shim of {namespace}: {error}"),
+    };
+    let namespace = Arc::<str>::from(namespace);
+    while let Ok((stream, _)) = listener.accept().await {
+        let (heads, count) = (Arc::clone(&heads), Arc::clone(&count));
+        let namespace = Arc::clone(&namespace);
+        tokio::spawn(async move {
+            // Whoever asks sees a closed connection, as with a shim that has nothing yet.
+            if answer(&heads, &namespace, stream).await.is_ok() {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+}
+
+async fn answer(heads: &Heads, namespace: &str, stream: TcpStream) -> Result<()> {
+    let shim = heads.shim(namespace).context("it has no head yet")?;
     let mut stream = shim.tls.accept(stream).await?;
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {

@@ -1,4 +1,7 @@
-//! The operator on a real cluster, and a hosted control plane that it manages.
+//! The operator on a real cluster, and hosted control planes that it manages.
+//!
+//! All tests of one process share one cluster with one installation of the operator
+//! ([`Management`]); each has a control plane in a namespace of its own ([`Managed`]).
 //!
 //! What users do is done as they do it: the images are built and loaded, the CRDs are there,
 //! `kubectl apply -k` of an overlay on `deploy/kustomize` installs, and after that objects are
@@ -12,34 +15,39 @@ mod look;
 mod objects;
 mod own;
 pub mod page;
+mod refuse;
+mod shared;
 pub mod simulated;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Result;
+use tokio::sync::{RwLock, RwLockReadGuard};
+use tokio::task::JoinHandle;
 
 use crate::hosted::Hosted;
-use crate::{Load, LoadOptions};
+use crate::{Cluster, Load, LoadOptions};
 
 pub use install::{crds, kubectl};
 pub use keys::{AwsKeys, LocalKey, VaultKey};
 pub use look::{ROTATION, condition, shown, stage_of};
-pub use objects::{encryption, hosted_cluster};
+pub use objects::hosted_cluster;
+pub use own::Lease;
+pub use refuse::Refusal;
+pub use shared::run;
 
-/// The namespace of the HostedCluster, its name, and the namespace of its control plane.
+/// The namespace of HostedClusters.
 pub const CLUSTERS: &str = "clusters";
-/// The HostedCluster's name, and the SecretEncryption's.
-pub const NAME: &str = "a";
-/// Where its control plane is.
-pub const NAMESPACE: &str = "clusters-a";
 /// Where the operator is.
 pub const OPERATOR_NAMESPACE: &str = "sidekey-system";
 /// Its Deployment, its Service and its webhook's configuration.
 pub const OPERATOR: &str = "sidekey-operator";
 
-/// The folders of `images/` that every control plane needs.
-const IMAGES: [&str; 3] = ["operator", "sidekey", "shim"];
+/// The folders of `images/` that control planes need.
+const IMAGES: [&str; 7] = ["operator", "sidekey", "shim", "aws", "vault", "local", "proxy"];
 
 /// The token of HyperShift's minter, which nothing here uses.
 const TOKEN: &str = "unused";
@@ -47,58 +55,46 @@ const TOKEN: &str = "unused";
 /// Requests between two steps, so that each state sees load.
 pub const BETWEEN_STEPS: u64 = 100;
 
-/// How to install it.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Where the control plane is, and what its SecretEncryption is called.
-    pub plane: (&'static str, &'static str),
-    /// How many operators.
-    pub replicas: u32,
-    /// Whose providers' images are there.
-    pub vendors: Vec<&'static str>,
-    /// More of its arguments.
-    pub arguments: Vec<String>,
+/// A management cluster with the operator on it. Dropped, and so ended, in this order.
+pub struct Management {
+    dir: PathBuf,
+    /// Of `sidekey-aws` and of the shim.
+    images: [String; 2],
+    kubectl: PathBuf,
+    /// Whoever ends the operator has it alone; whoever needs an answer of it shares it.
+    calm: RwLock<()>,
+    /// Control planes that are on their way out, by namespace.
+    leaving: Mutex<HashMap<String, JoinHandle<()>>>,
+    cluster: Arc<Cluster>,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        let plane = (NAMESPACE, NAME);
-        Self { plane, replicas: 1, vendors: vec!["aws"], arguments: Vec::new() }
-    }
-}
-
-impl Options {
-    /// With a control plane in this namespace, whose SecretEncryption has this name.
-    pub fn plane(mut self, namespace: &'static str, name: &'static str) -> Self {
-        self.plane = (namespace, name);
-        self
-    }
-
-    /// With these vendors' providers.
-    pub fn vendors(mut self, vendors: &[&'static str]) -> Self {
-        self.vendors = vendors.to_vec();
-        self
-    }
-
-    /// With so many operators.
-    pub fn replicas(mut self, replicas: u32) -> Self {
-        self.replicas = replicas;
-        self
-    }
-}
-
-/// A management cluster with the operator, and a hosted control plane in clear.
-/// Dropped, and so ended, in this order.
+/// A hosted control plane, in clear at first, that the operator is to manage. What there is of it
+/// in the cluster is removed when this is dropped.
 pub struct Managed {
     dir: PathBuf,
-    plane: (&'static str, &'static str),
-    /// The kubectl that installed it.
-    pub kubectl: PathBuf,
+    /// Where it is, and what its SecretEncryption is called.
+    plane: (String, String),
     /// The hosted control plane, and the cluster that it is on.
     pub hosted: Hosted,
+    management: Arc<Management>,
 }
 
 impl Managed {
+    /// The namespace of the control plane.
+    pub fn namespace(&self) -> &str {
+        &self.plane.0
+    }
+
+    /// The name of its SecretEncryption, and of the HostedCluster if there is one.
+    pub fn name(&self) -> &str {
+        &self.plane.1
+    }
+
+    /// While this is held no other test ends the operator.
+    pub async fn calm(&self) -> RwLockReadGuard<'_, ()> {
+        self.management.calm.read().await
+    }
+
     /// Requests on each kube-apiserver pod itself: for changes that touch no pod.
     pub async fn load_on_pods(&self) -> Result<Load> {
         let pods = self.hosted.pods().await?;
@@ -122,5 +118,6 @@ impl Drop for Managed {
         if std::thread::panicking() {
             eprintln!("{}", self.operator_tail());
         }
+        self.remove();
     }
 }

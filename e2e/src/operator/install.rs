@@ -1,16 +1,22 @@
 //! Putting the operator on a cluster, as users do.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use hyper::Method;
 use serde_json::{Value, json};
+use tokio::sync::RwLock;
+use tokio::task::JoinHandle;
 
-use super::{CLUSTERS, IMAGES, Managed, OPERATOR, OPERATOR_NAMESPACE, Options, TOKEN};
+use super::shared::runtime;
+use super::{CLUSTERS, IMAGES, Managed, Management, OPERATOR, TOKEN};
 use crate::cluster::manifest;
-use crate::hosted::Hosted;
+use crate::hosted::{Hosted, load_servers};
 use crate::images::{self, Image};
-use crate::wait::{PATIENCE, eventually};
+use crate::wait::{LONG_PATIENCE, PATIENCE, Pace, eventually};
 use crate::{Cluster, KubeClient, Scratch, golang};
 
 /// The kustomize base under test.
@@ -23,41 +29,102 @@ const POLL: &str = "2s";
 /// So far apart are the two counts of a census, in the place of minutes.
 const CENSUS_APART: &str = "2s";
 
-impl Managed {
-    /// A cluster with the operator on it, and a hosted control plane of two kube-apiservers that
-    /// encrypts nothing yet.
-    pub async fn start(name: &str, options: Options) -> Result<Self> {
+impl Management {
+    /// A cluster with the operator on it, as it is shipped: two of them.
+    pub(super) async fn start(name: &str) -> Result<Self> {
         let scratch = Scratch::new(&format!("{name}-images"))?;
-        let folders: Vec<&str> = IMAGES.iter().chain(&options.vendors).copied().collect();
-        let images = images::ready(&folders, scratch.path());
+        let images = images::ready(&IMAGES, scratch.path());
         let (cluster, built) = tokio::try_join!(Cluster::start(name), images)?;
         for image in &built {
             cluster.load_image(&image.archive).await?;
         }
-        let names: Vec<(&str, &Image)> = folders.into_iter().zip(&built).collect();
+        load_servers(&cluster).await?;
+        let names: Vec<(&str, &Image)> = IMAGES.into_iter().zip(&built).collect();
         let image = |wanted: &str| {
             let found = names.iter().find(|(name, _)| *name == wanted);
             found.map(|(_, image)| image.reference.clone()).unwrap_or_default()
         };
+        let images = [image("aws"), image("shim")];
         let kubectl = kubectl().await?;
         let dir = cluster.ground().plane().scratch.subdir("operator")?;
         crds(cluster.client()).await?;
-        let (namespace, _) = options.plane;
-        let hosted = Hosted::on(cluster, namespace, [image("aws"), image("shim")], TOKEN).await?;
-        let managed = Self { dir, plane: options.plane, kubectl, hosted };
+        let metadata = json!({"name": CLUSTERS});
+        let clusters = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
+        cluster.client().apply(&clusters).await?;
+        let (calm, leaving, cluster) = (RwLock::new(()), Mutex::default(), Arc::new(cluster));
+        let management = Self { dir, images, kubectl, calm, leaving, cluster };
+        let overlay = management.overlay(&names)?;
+        management.run_kubectl(&["apply", "-k", &overlay.display().to_string()]).await?;
+        management.wait_operator().await?;
+        Ok(management)
+    }
+
+    /// The base, and what differs here: images that are there already, and shorter times.
+    fn overlay(&self, images: &[(&str, &Image)]) -> Result<PathBuf> {
+        let (base, overlay) = (self.dir.join("base"), self.dir.join("overlay"));
+        copy(Path::new(BASE), &base)?;
+        std::fs::create_dir_all(&overlay)?;
+        let own = images.iter().find(|(name, _)| *name == "operator");
+        let own = &own.context("there is no image of the operator")?.1.reference;
+        let mut arguments =
+            vec![format!("--poll={POLL}"), format!("--census-apart-for-tests={CENSUS_APART}")];
+        for (name, image) in images.iter().filter(|(name, _)| *name != "operator") {
+            arguments.push(format!("--image={name}={}", image.reference));
+        }
+        let file = kustomization(own, &arguments);
+        std::fs::write(overlay.join("kustomization.yaml"), file.to_string())?;
+        Ok(overlay)
+    }
+
+    fn leaving(&self) -> MutexGuard<'_, HashMap<String, JoinHandle<()>>> {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs kubectl as the cluster's administrator, and gives what it printed.
+    pub(super) async fn run_kubectl(&self, args: &[&str]) -> Result<String> {
+        let what = || format!("kubectl {}", args.join(" "));
+        let ran = tokio::process::Command::new(&self.kubectl)
+            .arg("--kubeconfig")
+            .arg(self.cluster.kubeconfig())
+            .args(args)
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .with_context(what)?;
+        let said = String::from_utf8_lossy(&ran.stderr);
+        ensure!(ran.status.success(), "{}: {}\n{}", what(), ran.status, said.trim());
+        Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
+    }
+}
+
+impl Managed {
+    /// A hosted control plane of two kube-apiservers that encrypts nothing yet, on the management
+    /// cluster of this process: where the control plane of a HostedCluster of this name is.
+    pub async fn start(name: &str) -> Result<Self> {
+        Self::start_in(&format!("{CLUSTERS}-{name}"), name).await
+    }
+
+    /// The same in another namespace; `name` is that of its SecretEncryption.
+    pub async fn start_in(namespace: &str, name: &str) -> Result<Self> {
+        let management = Management::shared().await?;
+        let before = management.leaving().remove(namespace);
+        if let Some(before) = before {
+            before.await?;
+        }
+        let cluster = Arc::clone(&management.cluster);
+        let hosted = Hosted::on(cluster, namespace, management.images.clone(), TOKEN).await?;
+        let dir = management.dir.join(namespace);
+        std::fs::create_dir_all(&dir)?;
+        let plane = (namespace.to_owned(), name.to_owned());
+        let managed = Self { dir, plane, hosted, management };
         managed.prepare().await?;
-        let overlay = managed.overlay(&names, &options)?;
-        managed.run_kubectl(&["apply", "-k", &overlay.display().to_string()]).await?;
-        managed.wait_operator().await?;
         Ok(managed)
     }
 
     /// What HyperShift would have made by now.
     async fn prepare(&self) -> Result<()> {
         let hosted = &self.hosted;
-        let namespace =
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": CLUSTERS}});
-        hosted.cluster.client().apply(&namespace).await?;
         hosted.secure_etcd().await?;
         for (secret, host) in [
             ("service-network-admin-kubeconfig", "kube-apiserver"),
@@ -70,47 +137,33 @@ impl Managed {
         hosted.wait_usable().await
     }
 
-    /// The base, and what differs here: images that are there already, and shorter times.
-    fn overlay(&self, images: &[(&str, &Image)], options: &Options) -> Result<PathBuf> {
-        let (base, overlay) = (self.dir.join("base"), self.dir.join("overlay"));
-        copy(Path::new(BASE), &base)?;
-        std::fs::create_dir_all(&overlay)?;
-        let own = images.iter().find(|(name, _)| *name == "operator");
-        let own = &own.context("there is no image of the operator")?.1.reference;
-        let mut arguments =
-            vec![format!("--poll={POLL}"), format!("--census-apart-for-tests={CENSUS_APART}")];
-        for (name, image) in images.iter().filter(|(name, _)| *name != "operator") {
-            arguments.push(format!("--image={name}={}", image.reference));
-        }
-        arguments.extend(options.arguments.iter().cloned());
-        let file = kustomization(own, options.replicas, &arguments);
-        std::fs::write(overlay.join("kustomization.yaml"), file.to_string())?;
-        Ok(overlay)
-    }
-
     /// Runs kubectl as the cluster's administrator, and gives what it printed.
     pub async fn run_kubectl(&self, args: &[&str]) -> Result<String> {
-        let what = || format!("kubectl {}", args.join(" "));
-        let ran = tokio::process::Command::new(&self.kubectl)
-            .arg("--kubeconfig")
-            .arg(self.hosted.cluster.kubeconfig())
-            .args(args)
-            .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .output()
-            .await
-            .with_context(what)?;
-        let said = String::from_utf8_lossy(&ran.stderr);
-        ensure!(ran.status.success(), "{}: {}\n{}", what(), ran.status, said.trim());
-        Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
+        self.management.run_kubectl(args).await
     }
 
-    /// Waits until every operator that there should be is ready.
-    pub async fn wait_operator(&self) -> Result<()> {
-        let client = self.hosted.cluster.client();
-        let rolled = client.wait_deployment(OPERATOR_NAMESPACE, OPERATOR).await;
-        rolled.with_context(|| self.operator_tail())?;
-        Ok(())
+    /// Has what others edit and the namespace deleted: nobody waits for it but whoever comes after.
+    pub(super) fn remove(&self) {
+        let (client, namespace) = (self.hosted.cluster.client().clone(), self.namespace());
+        let mut paths = self.fronts();
+        let own = format!("/api/v1/namespaces/{namespace}");
+        paths.push(own.clone());
+        let work = async move {
+            for path in paths {
+                // Most of them are not there; and what is left goes with the cluster.
+                let _ = client.send(Method::DELETE, &path, None).await;
+            }
+            let mut pace = Pace::new(LONG_PATIENCE);
+            while client.raw(&own).await.is_ok_and(|answer| answer.status != 404) {
+                // In vain, whoever comes after sees that it is still there.
+                if pace.next(&own, anyhow!("it is there")).await.is_err() {
+                    break;
+                }
+            }
+        };
+        if let Ok(runtime) = runtime() {
+            self.management.leaving().insert(namespace.to_owned(), runtime.spawn(work));
+        }
     }
 }
 
@@ -151,7 +204,7 @@ pub(super) async fn established(client: &KubeClient, crd: &Value) -> Result<()> 
     .await
 }
 
-fn kustomization(image: &str, replicas: u32, arguments: &[String]) -> Value {
+fn kustomization(image: &str, arguments: &[String]) -> Value {
     let (name, tag) = image.rsplit_once(':').unwrap_or((image, "latest"));
     let container = "/spec/template/spec/containers/0";
     let patch = json!([
@@ -163,7 +216,6 @@ fn kustomization(image: &str, replicas: u32, arguments: &[String]) -> Value {
         "kind": "Kustomization",
         "resources": ["../base"],
         "images": [{"name": "localhost/sidekey-operator", "newName": name, "newTag": tag}],
-        "replicas": [{"name": OPERATOR, "count": replicas}],
         "patches": [{
             "target": {"kind": "Deployment", "name": OPERATOR},
             "patch": patch.to_string(),
@@ -190,12 +242,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_overlay_names_the_image_the_arguments_and_the_replicas() {
+    fn the_overlay_names_the_image_and_the_arguments() {
         let arguments = ["--poll=2s".to_owned()];
-        let file = kustomization("localhost/x/sidekey-operator:7", 2, &arguments);
+        let file = kustomization("localhost/x/sidekey-operator:7", &arguments);
         assert_eq!(file["images"][0]["newName"], "localhost/x/sidekey-operator");
         assert_eq!(file["images"][0]["newTag"], "7");
-        assert_eq!(file["replicas"][0]["count"], 2);
         let patch: Value =
             serde_json::from_str(file["patches"][0]["patch"].as_str().unwrap()).unwrap();
         assert_eq!(patch[0]["value"][0], "--poll=2s");

@@ -1,6 +1,7 @@
 //! Keys of the three vendors, as a SecretEncryption names them, with a backend for each.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use hyper::Method;
@@ -25,6 +26,9 @@ const TOKEN_FILE: &str = "/var/run/secrets/openshift/serviceaccount/token";
 
 /// The policy of whoever may ask Vault for a new version.
 const MORE_VERSIONS: &str = "kms-rotate";
+
+/// Servers that were started: each has a directory of its own.
+static SERVERS: AtomicU32 = AtomicU32::new(0);
 
 /// Keys of the simulated AWS, and an access key that may use them.
 #[derive(Clone, Debug)]
@@ -167,7 +171,8 @@ impl VaultKey {
     /// A server, a key in it, and a role that may use it, with its secret-id in a Secret.
     pub async fn create(managed: &Managed) -> Result<Self> {
         let scratch = &managed.hosted.cluster.ground().plane().scratch;
-        let bao = OpenBao::start(scratch, "bao").await?;
+        let number = SERVERS.fetch_add(1, Ordering::Relaxed);
+        let bao = OpenBao::start(scratch, &format!("bao-{number}")).await?;
         let Prepared { key, role } = bao.prepare().await?;
         // For `autoRotation`.
         bao.root().policy(MORE_VERSIONS, &[("transit/keys/kms/rotate", &["update"])]).await?;
@@ -175,7 +180,7 @@ impl VaultKey {
         let exposed = managed.hosted.cluster.expose(bao.socket_address()).await?;
         let (ca, secret_id) = (bao.authority().pem(), role.secret_id().await?);
         let data = [("vault-ca.crt", ca.as_str()), ("secret-id", &secret_id)];
-        managed.put_secret_in(managed.plane.0, VAULT_SECRET, &data).await?;
+        managed.put_secret_in(managed.namespace(), VAULT_SECRET, &data).await?;
         Ok(Self { exposed, role, key, bao })
     }
 
@@ -241,7 +246,7 @@ impl LocalKey {
         let lineage = shown["lineage"].as_str().with_context(|| format!("no lineage: {shown}"))?;
         let text = std::fs::read_to_string(plugin.key_file())?;
         let secret = format!("{LOCAL_SECRET}-{name}");
-        managed.put_secret_in(managed.plane.0, &secret, &[(name, &text)]).await?;
+        managed.put_secret_in(managed.namespace(), &secret, &[(name, &text)]).await?;
         Ok(Self { name: name.to_owned(), lineage: lineage.to_owned() })
     }
 

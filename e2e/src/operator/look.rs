@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::Managed;
+use super::{Managed, Refusal};
 use crate::Kind;
 use crate::shim::replicas::key_number;
 use crate::wait::{LONG_PATIENCE, eventually};
@@ -108,6 +108,32 @@ impl Managed {
         .await
     }
 
+    /// Waits until somebody who leads has looked at it since now: at an edit that asks for nothing.
+    pub async fn wait_looked(&self) -> Result<Value> {
+        let now = self.encryption().await?["spec"]["convergence"].take();
+        let next = if now == "1s" { "2s" } else { "1s" };
+        self.edit_encryption(&json!({"spec": {"convergence": next}})).await?;
+        self.wait_encryption("it was looked at again", LONG_PATIENCE, |encryption| {
+            let (status, meta) = (&encryption["status"], &encryption["metadata"]);
+            ensure!(status["observedGeneration"] == meta["generation"], "the edit is not seen yet");
+            Ok(encryption.clone())
+        })
+        .await
+    }
+
+    /// Waits until the operator tells that the cluster has refused it something.
+    pub async fn wait_refused(&self, refusal: &Refusal) -> Result<Value> {
+        let what = format!("the operator tells: {}", refusal.message);
+        self.wait_encryption(what, ROTATION, |encryption| {
+            let kind = "SecretEncryptionConfigured";
+            let found = condition(encryption, kind).with_context(|| format!("no {kind}"))?;
+            let message = found["message"].as_str().unwrap_or_default();
+            ensure!(message.contains(&refusal.message), "{found}");
+            Ok(encryption.clone())
+        })
+        .await
+    }
+
     /// Waits until everything is written with, and stored under, the key of this number; 0 for
     /// nothing and for ciphers.
     pub async fn wait_written_with(&self, id: u64) -> Result<Value> {
@@ -188,7 +214,8 @@ impl Managed {
 
     /// How often kube-apiserver's Deployment was rolled out.
     pub async fn rollouts(&self) -> Result<u64> {
-        let path = format!("/apis/apps/v1/namespaces/{}/deployments/kube-apiserver", self.plane.0);
+        let path =
+            format!("/apis/apps/v1/namespaces/{}/deployments/kube-apiserver", self.namespace());
         let object = self.hosted.cluster.client().get(&path).await?;
         let found = &object["metadata"]["annotations"]["deployment.kubernetes.io/revision"];
         let found = found.as_str().and_then(|text| text.parse().ok());
@@ -198,7 +225,7 @@ impl Managed {
     /// The EncryptionConfigurations that were published, the oldest first, as far as they are kept.
     pub async fn published(&self) -> Result<Vec<(u64, Value)>> {
         let client = self.hosted.cluster.client();
-        let list = client.get(&format!("/api/v1/namespaces/{}/secrets", self.plane.0)).await?;
+        let list = client.get(&format!("/api/v1/namespaces/{}/secrets", self.namespace())).await?;
         let mut all = Vec::new();
         for secret in list["items"].as_array().context("a list without items")? {
             let name = secret["metadata"]["name"].as_str().unwrap_or_default();
@@ -216,7 +243,7 @@ impl Managed {
 
     /// The state of the rotation as the operator has written it down.
     pub async fn kept_rotation(&self) -> Result<Value> {
-        let path = format!("/api/v1/namespaces/{}/configmaps/sidekey-rotation", self.plane.0);
+        let path = format!("/api/v1/namespaces/{}/configmaps/sidekey-rotation", self.namespace());
         let map = self.hosted.cluster.client().get(&path).await?;
         let text = map["data"]["rotation.json"].as_str();
         let Some(text) = text else { bail!("the ConfigMap has no state: {}", map["data"]) };
@@ -227,8 +254,6 @@ impl Managed {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used)]
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -4,13 +4,13 @@ use anyhow::Result;
 use hyper::Method;
 use serde_json::{Map, Value, json};
 
-use super::{CLUSTERS, Managed, NAME, NAMESPACE};
+use super::{CLUSTERS, Managed};
 use crate::aws::{ACCOUNT, REGION};
 
-/// A HostedCluster that is handed over, with these AWS keys: the first one is active, the second, if
+/// A HostedCluster of this name that is handed over, with these AWS keys: the first one is active, the second, if
 /// there is one, the backup. `settings` is what it has no field for, such as where the simulated AWS
 /// is found.
-pub fn hosted_cluster(arns: &[&str], settings: &Value) -> Value {
+pub fn hosted_cluster(name: &str, arns: &[&str], settings: &Value) -> Value {
     let mut aws = json!({
         "region": REGION,
         "activeKey": {"arn": arns.first()},
@@ -23,7 +23,7 @@ pub fn hosted_cluster(arns: &[&str], settings: &Value) -> Value {
         "apiVersion": "hypershift.openshift.io/v1beta1",
         "kind": "HostedCluster",
         "metadata": {
-            "name": NAME, "namespace": CLUSTERS,
+            "name": name, "namespace": CLUSTERS,
             "annotations": {
                 "sidekey.dev/manage": "true",
                 "sidekey.dev/settings": settings.to_string(),
@@ -33,8 +33,8 @@ pub fn hosted_cluster(arns: &[&str], settings: &Value) -> Value {
     })
 }
 
-/// A SecretEncryption with these keys, the first of which writes; more of its spec is in `more`.
-pub fn encryption(keys: &[Value], more: &Value) -> Value {
+/// The spec of a SecretEncryption with these keys, the first of which writes, and with `more`.
+fn spec(keys: &[Value], more: &Value) -> Value {
     let keys: Vec<Value> = keys
         .iter()
         .enumerate()
@@ -46,28 +46,39 @@ pub fn encryption(keys: &[Value], more: &Value) -> Value {
         .collect();
     let mut spec = Map::from_iter([("keys".to_owned(), keys.into())]);
     spec.extend(more.as_object().cloned().unwrap_or_default());
-    json!({
-        "apiVersion": "sidekey.dev/v1alpha1",
-        "kind": "SecretEncryption",
-        "metadata": {"name": NAME, "namespace": NAMESPACE},
-        "spec": spec,
-    })
-}
-
-fn hosted_path() -> String {
-    let group = "/apis/hypershift.openshift.io/v1beta1";
-    format!("{group}/namespaces/{CLUSTERS}/hostedclusters/{NAME}")
+    spec.into()
 }
 
 impl Managed {
+    /// Its SecretEncryption with these keys, the first of which writes; more of its spec is in
+    /// `more`.
+    pub fn document(&self, keys: &[Value], more: &Value) -> Value {
+        json!({
+            "apiVersion": "sidekey.dev/v1alpha1",
+            "kind": "SecretEncryption",
+            "metadata": {"name": self.name(), "namespace": self.namespace()},
+            "spec": spec(keys, more),
+        })
+    }
+
+    fn hosted_path(&self) -> String {
+        let group = "/apis/hypershift.openshift.io/v1beta1";
+        format!("{group}/namespaces/{CLUSTERS}/hostedclusters/{}", self.name())
+    }
+
+    /// What the SecretEncryption may be translated from.
+    pub(super) fn fronts(&self) -> Vec<String> {
+        vec![self.hosted_path(), format!("/apis/config.openshift.io/v1/apiservers/{}", self.name())]
+    }
+
     /// The HostedCluster as it is.
     pub async fn hosted_cluster(&self) -> Result<Value> {
-        self.hosted.cluster.client().get(&hosted_path()).await
+        self.hosted.cluster.client().get(&self.hosted_path()).await
     }
 
     /// Edits the HostedCluster.
     pub async fn edit_hosted_cluster(&self, patch: &Value) -> Result<Value> {
-        self.hosted.cluster.client().merge(&hosted_path(), patch).await
+        self.hosted.cluster.client().merge(&self.hosted_path(), patch).await
     }
 
     /// The one edit that a rotation takes.
@@ -79,7 +90,7 @@ impl Managed {
     }
 
     fn encryption_path(&self) -> String {
-        let (namespace, name) = self.plane;
+        let (namespace, name) = &self.plane;
         format!("/apis/sidekey.dev/v1alpha1/namespaces/{namespace}/secretencryptions/{name}")
     }
 
@@ -95,9 +106,16 @@ impl Managed {
         if now.status == 404 {
             return client.apply(document).await;
         }
-        let mut next = now.ok()?.json()?;
-        next["spec"] = document["spec"].clone();
-        client.send(Method::PUT, &self.encryption_path(), Some(&next)).await
+        now.ok()?;
+        // By a patch: the operator may write its status at the same moment.
+        let patch = json!([{"op": "replace", "path": "/spec", "value": document["spec"]}]);
+        let kind = "application/json-patch+json";
+        client.send_as(Method::PATCH, &self.encryption_path(), kind, &patch).await
+    }
+
+    /// Edits the SecretEncryption.
+    pub async fn edit_encryption(&self, patch: &Value) -> Result<Value> {
+        self.hosted.cluster.client().merge(&self.encryption_path(), patch).await
     }
 
     /// Deletes the SecretEncryption.
@@ -131,19 +149,19 @@ mod tests {
     #[test]
     fn the_first_key_writes_and_the_others_read() {
         let keys = [json!({"id": 2}), json!({"id": 1, "role": "write"})];
-        let document = encryption(&keys, &json!({"timeout": "5s"}));
-        assert_eq!(document["spec"]["keys"][0]["role"], "write");
-        assert_eq!(document["spec"]["keys"][1]["role"], "read");
-        assert_eq!(document["spec"]["timeout"], "5s");
+        let spec = spec(&keys, &json!({"timeout": "5s"}));
+        assert_eq!(spec["keys"][0]["role"], "write");
+        assert_eq!(spec["keys"][1]["role"], "read");
+        assert_eq!(spec["timeout"], "5s");
     }
 
     #[test]
     fn a_hosted_cluster_names_its_active_key_and_its_backup() {
-        let cluster = hosted_cluster(&["arn:new", "arn:old"], &json!({"timeout": "5s"}));
+        let cluster = hosted_cluster("a", &["arn:new", "arn:old"], &json!({"timeout": "5s"}));
         let aws = &cluster["spec"]["secretEncryption"]["kms"]["aws"];
         assert_eq!(aws["activeKey"]["arn"], "arn:new");
         assert_eq!(aws["backupKey"]["arn"], "arn:old");
-        let one = hosted_cluster(&["arn:new"], &json!({}));
+        let one = hosted_cluster("a", &["arn:new"], &json!({}));
         assert!(one["spec"]["secretEncryption"]["kms"]["aws"]["backupKey"].is_null());
     }
 }

@@ -2,75 +2,177 @@
 
 use anyhow::{Context, Result, ensure};
 use hyper::Method;
+use serde_json::{Value, json};
+use tokio::sync::RwLockWriteGuard;
 
-use super::{Managed, OPERATOR, OPERATOR_NAMESPACE};
+use super::{Managed, Management, OPERATOR, OPERATOR_NAMESPACE};
 use crate::cluster::Pod;
 use crate::wait::{PATIENCE, eventually};
 
 /// How many of a log's last lines go into an error.
 const TAIL: usize = 40;
 
-impl Managed {
-    /// Its pods, ending ones included.
-    pub async fn operators(&self) -> Result<Vec<Pod>> {
+/// The container of its pods.
+const CONTAINER: &str = "operator";
+
+/// What kubelet says of a container that was ended by SIGKILL.
+const KILLED: u64 = 137;
+
+/// What becomes of the lease of an operator that was killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lease {
+    /// Its successor waits until it has run out.
+    RunsOut,
+    /// It is taken away, to save that time: whoever had it is dead.
+    TakenAway,
+}
+
+impl Management {
+    /// The operator's pods, ending ones included.
+    async fn operators(&self) -> Result<Vec<Pod>> {
         let labels = format!("app.kubernetes.io/name={OPERATOR}");
-        self.hosted.cluster.client().pods(OPERATOR_NAMESPACE, &labels).await
+        self.cluster.client().pods(OPERATOR_NAMESPACE, &labels).await
     }
 
-    /// Kills every operator: no signal that it could heed, no time to end.
-    pub async fn kill_operator(&self) -> Result<()> {
-        let client = self.hosted.cluster.client();
-        for pod in self.operators().await? {
+    /// Waits until every operator that there should be is ready.
+    pub(super) async fn wait_operator(&self) -> Result<()> {
+        let rolled = self.cluster.client().wait_deployment(OPERATOR_NAMESPACE, OPERATOR).await;
+        rolled.with_context(|| self.operator_tail())?;
+        Ok(())
+    }
+
+    /// kill -9 of every operator, seen to be that; their pods make room for new ones, which kubelet
+    /// starts at once, other than a container that has ended several times.
+    async fn kill(&self) -> Result<()> {
+        let client = self.cluster.client();
+        for pod in self.operators().await?.into_iter().filter(|pod| !pod.ending) {
             let path = format!("/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{}", pod.name);
+            self.cluster.kill_container(&pod.container(CONTAINER)?.id).await?;
+            eventually(format!("{} was killed", pod.name), PATIENCE, async || {
+                let code = ended_with(&client.get(&path).await?);
+                ensure!(code == Some(KILLED), "it ended with {code:?}");
+                Ok(())
+            })
+            .await?;
             client.send(Method::DELETE, &format!("{path}?gracePeriodSeconds=0"), None).await?;
         }
         Ok(())
     }
 
-    /// Kills every operator, and waits until there are new ones and one of them leads.
-    pub async fn replace_operator(&self) -> Result<()> {
-        let before = self.operators().await?;
-        self.kill_operator().await?;
-        self.wait_operator().await?;
-        let now = self.operators().await?;
-        let same = |pod: &&Pod| before.iter().any(|old| old.uid == pod.uid);
-        ensure!(!now.iter().any(|pod| same(&pod)), "it was not killed");
+    /// The pod of the operator that leads.
+    async fn leader(&self) -> Result<Pod> {
+        let lease = self.cluster.client().get(&lease_path()).await?;
+        let holder = lease["spec"]["holderIdentity"].as_str().context("nobody leads")?;
+        let pods = self.operators().await?;
+        let leads = |pod: &Pod| holder.split('_').next() == Some(pod.name.as_str());
+        let found = pods.into_iter().find(|pod| !pod.ending && leads(pod));
+        found.with_context(|| format!("{holder} leads, who is not there"))
+    }
+
+    /// The last lines of each operator's log, ready to be shown.
+    pub(super) fn operator_tail(&self) -> String {
+        let mut shown = String::new();
+        for (name, text) in self.cluster.all_logs(OPERATOR_NAMESPACE) {
+            let lines: Vec<&str> = text.lines().collect();
+            let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n    ");
+            shown.push_str(&format!("--- last lines of {name}:\n    {tail}\n"));
+        }
+        shown + "---"
+    }
+
+    async fn scale(&self, replicas: u32) -> Result<()> {
+        let path = format!("/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/deployments/{OPERATOR}");
+        self.cluster.client().merge(&path, &json!({"spec": {"replicas": replicas}})).await?;
+        Ok(())
+    }
+}
+
+fn lease_path() -> String {
+    let group = "/apis/coordination.k8s.io/v1";
+    format!("{group}/namespaces/{OPERATOR_NAMESPACE}/leases/{OPERATOR}")
+}
+
+/// How the operator in this pod has ended, if it was not started again since, or just once.
+fn ended_with(pod: &Value) -> Option<u64> {
+    let mut all = pod["status"]["containerStatuses"].as_array()?.iter();
+    let own = all.find(|status| status["name"] == CONTAINER)?;
+    let code = |state: &str| own[state]["terminated"]["exitCode"].as_u64();
+    code("state").or_else(|| code("lastState"))
+}
+
+/// The operator is away. No other test gets an answer of it, nor ends it.
+pub struct Away<'a> {
+    managed: &'a Managed,
+    replicas: u32,
+    _alone: RwLockWriteGuard<'a, ()>,
+}
+
+impl Away<'_> {
+    /// It comes back.
+    pub async fn end(self) -> Result<()> {
+        let management = &self.managed.management;
+        management.scale(self.replicas).await?;
+        management.wait_operator().await
+    }
+}
+
+impl Managed {
+    /// kill -9 of every operator, and waits until there are new ones and one of them leads.
+    pub async fn replace_operator(&self, lease: Lease) -> Result<()> {
+        let management = &self.management;
+        let _alone = management.calm.write().await;
+        let before = management.operators().await?;
+        management.kill().await?;
+        if lease == Lease::TakenAway {
+            self.hosted.cluster.client().send(Method::DELETE, &lease_path(), None).await?;
+        }
+        management.wait_operator().await?;
         eventually("a new operator leads", PATIENCE, async || {
-            let path = "/apis/coordination.k8s.io/v1/namespaces";
-            let path = format!("{path}/{OPERATOR_NAMESPACE}/leases/{OPERATOR}");
-            let lease = self.hosted.cluster.client().get(&path).await?;
-            let holder = lease["spec"]["holderIdentity"].as_str().context("nobody leads")?;
-            let leads = now.iter().any(|pod| holder.starts_with(&pod.name));
-            ensure!(leads, "{holder} leads");
+            let leader = management.leader().await?;
+            let old = before.iter().any(|old| old.uid == leader.uid);
+            ensure!(!old, "{} leads, which was killed", leader.name);
             Ok(())
         })
         .await
         .with_context(|| self.operator_tail())
     }
 
-    /// Lets there be so many operators, without waiting for them.
-    pub async fn scale_operator(&self, replicas: u32) -> Result<()> {
-        let path = format!("/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/deployments/{OPERATOR}");
-        let patch = serde_json::json!({"spec": {"replicas": replicas}});
-        self.hosted.cluster.client().merge(&path, &patch).await?;
-        Ok(())
-    }
-
-    /// Everything that operators have logged, those before them included.
-    pub fn operator_log(&self) -> String {
-        let logs = self.hosted.cluster.all_logs(OPERATOR_NAMESPACE).into_iter();
-        let logs = logs.filter(|(name, _)| name.ends_with("/operator"));
-        logs.map(|(_, text)| text).collect()
+    /// Ends every operator, and waits until none is left.
+    pub async fn without_operator(&self) -> Result<Away<'_>> {
+        let management = &self.management;
+        let alone = management.calm.write().await;
+        let replicas = u32::try_from(management.operators().await?.len())?;
+        management.scale(0).await?;
+        eventually("no operator runs", PATIENCE, async || {
+            let left = management.operators().await?.len();
+            ensure!(left == 0, "{left} run");
+            Ok(())
+        })
+        .await?;
+        Ok(Away { managed: self, replicas, _alone: alone })
     }
 
     /// The last lines of each operator's log, ready to be shown.
     pub fn operator_tail(&self) -> String {
-        let mut shown = String::new();
-        for (name, text) in self.hosted.cluster.all_logs(OPERATOR_NAMESPACE) {
-            let lines: Vec<&str> = text.lines().collect();
-            let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n    ");
-            shown.push_str(&format!("--- last lines of {name}:\n    {tail}\n"));
-        }
-        shown + "---"
+        self.management.operator_tail()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_an_operator_ended_is_found_also_if_it_runs_again() {
+        let ended = json!({"terminated": {"exitCode": 137}});
+        let running = json!({"running": {}});
+        let pod = |state: &Value, last: &Value| {
+            json!({"status": {"containerStatuses": [
+                {"name": "operator", "state": state, "lastState": last},
+            ]}})
+        };
+        assert_eq!(ended_with(&pod(&ended, &json!({}))), Some(KILLED));
+        assert_eq!(ended_with(&pod(&running, &ended)), Some(KILLED));
+        assert_eq!(ended_with(&pod(&running, &json!({}))), None);
     }
 }

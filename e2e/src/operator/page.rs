@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -27,7 +27,6 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::{Managed, OPERATOR, OPERATOR_NAMESPACE};
-use crate::metrics::Metrics;
 
 /// The port of the page and of the metrics.
 const PORT: u16 = 8443;
@@ -59,17 +58,6 @@ impl Managed {
         let bundle = hook["webhooks"][0]["clientConfig"]["caBundle"].as_str();
         let bundle = bundle.with_context(|| format!("no CA: {}", hook["webhooks"]))?;
         Ok(String::from_utf8(STANDARD.decode(bundle)?)?)
-    }
-
-    /// How many passes over SecretEncryptions the operator has made since it started; with one
-    /// operator alone.
-    pub async fn passes(&self) -> Result<f64> {
-        let token = self.token_of("counter", true).await?;
-        let answer = self.page().await?.get("/metrics", Some(&token)).await?;
-        let text = String::from_utf8_lossy(answer.body()).into_owned();
-        ensure!(answer.status() == 200, "{}: {text}", answer.status());
-        let metrics = Metrics::parse(&text)?;
-        Ok(metrics.sum("sidekey_operator_reconciles_total", &[("kind", "SecretEncryption")]))
     }
 
     /// A real token of a service account in the operator's namespace, which is made where it is

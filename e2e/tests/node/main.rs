@@ -1,8 +1,11 @@
 //! Promises that need pods: a whole cluster of one node, with kubelet and containerd.
 //!
 //! The modules say what a test takes, and so how many `cargo verify` runs side by side:
-//! `hosted` a node with a control plane on it, `managed` one with the operator and a control
-//! plane that it manages, `machine` everything. What is in `full` runs in `cargo verify --all`.
+//! `hosted` a node with a control plane on it, `managed` a control plane on the node with the
+//! operator, `machine` everything. What is in `full` runs in `cargo verify --all`.
+//!
+//! All `managed` tests of one process share one node and one operator: run as one process they
+//! start it once, and each alone it still works.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod hosted {
@@ -14,20 +17,28 @@ mod hosted {
 
 mod managed {
     mod operator_hosted;
-    mod operator_openshift;
-    mod operator_page;
+    pub(crate) mod operator_openshift;
     mod operator_states;
-    mod operator_vendors;
+    pub(crate) mod operator_vendors;
     mod operator_webhook;
 }
 
 mod machine {
-    mod operator_fleet;
+    pub(crate) mod operator_fleet;
 }
 
 mod full {
     mod hosted {
         mod cluster;
         mod hosted_native;
+    }
+
+    mod managed {
+        mod operator_openshift;
+        mod operator_vendors;
+    }
+
+    mod machine {
+        mod operator_fleet;
     }
 }

@@ -1,12 +1,14 @@
 //! Promise: whoever edits the HostedCluster, and nothing else, has its data encrypted, its key and
 //! its credentials changed and its old keys retired; no request fails, nothing restarts but by the
-//! one rolling update that new sidecars or a new image take; and every mistake is told where it was
-//! made and changes nothing.
+//! one rolling update that new sidecars or a new image take; every mistake is told where it was made
+//! and changes nothing; and people see all of it, with kubectl and on the operator's page.
+
+mod page;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sidekey_e2e::operator::{
-    AwsKeys, BETWEEN_STEPS, CLUSTERS, Managed, NAMESPACE, Options, condition, hosted_cluster,
+    AwsKeys, BETWEEN_STEPS, CLUSTERS, Managed, condition, hosted_cluster, run,
 };
 use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE, eventually};
 use sidekey_e2e::{Kind, Load, Stored};
@@ -14,15 +16,28 @@ use sidekey_e2e::{Kind, Load, Stored};
 /// A key that is well written, and does not exist.
 const MISSING: &str = "arn:aws:kms:us-east-1:123456789012:key/00000000-0000-0000-0000-000000000000";
 
+/// Where a mistake is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// To whoever makes the edit, which the schema refuses.
+    AtOnce,
+    /// By the operator, in the object's status.
+    InStatus,
+}
+
 struct Scene {
     managed: Managed,
     keys: AwsKeys,
 }
 
-#[tokio::test]
-async fn editing_the_hosted_cluster_is_all_that_encryption_takes() {
-    let managed = Managed::start("op-hosted", Options::default()).await.unwrap();
-    let keys = AwsKeys::create(&managed, CLUSTERS, 4).await.unwrap();
+#[test]
+fn editing_the_hosted_cluster_is_all_that_encryption_takes() {
+    run(scene()).unwrap();
+}
+
+async fn scene() {
+    let managed = Managed::start("a").await.unwrap();
+    let keys = AwsKeys::create(&managed, CLUSTERS, 5).await.unwrap();
     keys.admit_tokens_alone(&managed).await.unwrap();
     let scene = Scene { managed, keys };
     scene.what_was_in_clear_is_encrypted_by_one_rolling_update().await.unwrap();
@@ -42,6 +57,7 @@ async fn editing_the_hosted_cluster_is_all_that_encryption_takes() {
 
     scene.a_new_image_is_one_rolling_update().await.unwrap();
     scene.people_see_it_with_kubectl().await.unwrap();
+    scene.people_see_it_on_the_page().await.unwrap();
 }
 
 impl Scene {
@@ -51,7 +67,7 @@ impl Scene {
         load.more(BETWEEN_STEPS).await?;
         managed.all_is_under(0).await?;
         let before = managed.rollouts().await?;
-        let document = hosted_cluster(&[&self.keys.arns[0]], &self.keys.place());
+        let document = hosted_cluster(managed.name(), &[&self.keys.arns[0]], &self.keys.place());
         managed.hosted.cluster.client().apply(&document).await?;
         managed.wait_written_with(1).await?;
         load.more(BETWEEN_STEPS).await?;
@@ -135,26 +151,32 @@ impl Scene {
         let before = managed.encryption().await?["status"]["revision"].clone();
         let aws = |change: Value| json!({"secretEncryption": {"kms": {"aws": change}}});
         let mistakes = [
-            (aws(json!({"auth": null})), "auth"),
-            (aws(json!({"auth": {"awsKms": "arn-from-secret::x"}})), "clusters/x"),
-            (json!({"secretEncryption": {"kms": {"provider": "Azure", "aws": null}}}), "azure"),
+            (aws(json!({"auth": null})), Told::AtOnce, "auth"),
+            (aws(json!({"auth": {"awsKms": "arn-from-secret::x"}})), Told::InStatus, "clusters/x"),
+            (
+                json!({"secretEncryption": {"kms": {"provider": "Azure", "aws": null}}}),
+                Told::InStatus,
+                "azure",
+            ),
             (
                 json!({"secretEncryption": {
                     "type": "aescbc", "kms": null, "aescbc": {"activeKey": {"name": "nowhere"}},
                 }}),
+                Told::InStatus,
                 "nowhere",
             ),
         ];
-        for (mistake, part) in mistakes {
+        for (mistake, where_told, part) in mistakes {
             let edited = managed.edit_hosted_cluster(&json!({"spec": mistake})).await;
             let kind = "SecretEncryptionConfigured";
-            if let Err(refused) = edited {
-                // What the schema can know is told at once, and never gets into the object.
+            if where_told == Told::AtOnce {
+                let refused = edited.err().with_context(|| format!("{part} was not refused"))?;
                 let text = format!("{refused:#}");
                 ensure!(text.contains("status 422") && text.contains(part), "{text}");
                 println!("refused: {text}");
                 continue;
             }
+            edited?;
             let told = managed.wait_complaint(kind, "False", part).await?;
             println!("told: {}: {}", told["reason"], told["message"]);
             load.more(BETWEEN_STEPS).await?;
@@ -273,7 +295,11 @@ impl Scene {
         settings["images"] = json!({"shim": other});
         self.edit_settings(&settings).await?;
         eventually("every pod has the new image", LONG_PATIENCE, async || {
-            let pods = hosted.cluster.client().wait_deployment(NAMESPACE, "kube-apiserver").await?;
+            let pods = hosted
+                .cluster
+                .client()
+                .wait_deployment(managed.namespace(), "kube-apiserver")
+                .await?;
             let old = pods.iter().find(|pod| !pod.object["spec"].to_string().contains(other));
             ensure!(old.is_none(), "{:?}", old.map(|pod| pod.summary()));
             Ok(())
@@ -301,9 +327,10 @@ impl Scene {
         for column in ["WRITE KEY", "TYPE", "STAGE", "REVISION", "HEALTHY"] {
             ensure!(head.contains(column), "{head}");
         }
-        let row = lines.next().context("no row")?;
-        ensure!(row.contains(NAMESPACE) && row.contains("aws") && row.contains("True"), "{row}");
-        let events = self.managed.run_kubectl(&["get", "events", "-n", NAMESPACE]).await?;
+        let namespace = self.managed.namespace();
+        let row = lines.find(|row| row.starts_with(&format!("{namespace} "))).context("no row")?;
+        ensure!(row.contains("aws") && row.contains("True"), "{row}");
+        let events = self.managed.run_kubectl(&["get", "events", "-n", namespace]).await?;
         ensure!(events.contains("secretencryption"), "{events}");
         Ok(())
     }

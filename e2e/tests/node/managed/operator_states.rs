@@ -1,17 +1,23 @@
-//! Promise: the operator may be killed in every state of a rotation and whoever comes after it goes
-//! on; no new key writes before every replica can read with it; and what is missing, refused or
-//! moved elsewhere is told, waited for and taken up again by itself.
+//! Promise: the operator may be killed in every state of a rotation, and while a resource or a
+//! retired key comes in, and whoever comes after it goes on; no new key writes before every replica
+//! can read with it; and what is missing, refused or moved elsewhere is told, waited for and taken
+//! up again by itself.
+//!
+//! Each state is held until the operator was killed in it: by a fault of AWS, by a replica that
+//! cannot be asked, or by the cluster, which refuses the write that would end the state.
+
+mod others;
 
 use anyhow::{Context, Result, ensure};
 use hyper::Method;
 use serde_json::{Value, json};
+use sidekey_e2e::Load;
 use sidekey_e2e::aws::KmsFault;
 use sidekey_e2e::cluster::Partition;
 use sidekey_e2e::operator::{
-    AwsKeys, BETWEEN_STEPS, Managed, NAMESPACE, Options, encryption, stage_of,
+    AwsKeys, BETWEEN_STEPS, Lease, Managed, Refusal, condition, run, stage_of,
 };
-use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE};
-use sidekey_e2e::{Load, eventually};
+use sidekey_e2e::wait::LONG_PATIENCE;
 
 /// Where every shim answers the operator.
 const SHIM_ADMIN_TLS_PORT: u16 = 8094;
@@ -36,14 +42,24 @@ const FORWARD: [Stage; 5] = [
     Stage::Completed,
 ];
 
-/// A rotation held in one state.
+/// What keeps a rotation in one state.
 enum Held {
     /// AWS has no time for the new key.
     Busy,
     /// One replica cannot be asked.
     Cut(Partition),
-    /// Nothing holds it: it stays long enough to be met.
-    Passing,
+    /// That the next state is reached cannot be written down.
+    Unwritten(Refusal),
+    /// Nothing: it is the last state.
+    Over,
+}
+
+/// How far the operator is: what it has written down, published and had done.
+#[derive(Debug, PartialEq)]
+struct Mark {
+    kept: Value,
+    published: Vec<u64>,
+    migration: Value,
 }
 
 struct Scene {
@@ -51,20 +67,18 @@ struct Scene {
     keys: AwsKeys,
 }
 
-#[tokio::test]
-async fn killed_in_every_state_it_goes_on() {
-    let managed = Managed::start("op-states", Options::default()).await.unwrap();
-    let keys = AwsKeys::create(&managed, NAMESPACE, 3).await.unwrap();
-    let scene = Scene { managed, keys };
-    scene.put(&[(1, 0)]).await.unwrap();
-    scene.managed.wait_written_with(1).await.unwrap();
+#[test]
+fn killed_in_every_state_it_goes_on() {
+    run(rotations()).unwrap();
+}
 
+async fn rotations() {
+    let scene = Scene::start("states", 3).await.unwrap();
     let pods = scene.managed.hosted.pods().await.unwrap();
     let load = scene.managed.load_on_pods().await.unwrap();
     load.more(BETWEEN_STEPS).await.unwrap();
     scene.one_rotation_is_killed_in_each_of_its_states(&load).await.unwrap();
     scene.one_that_is_given_up_is_killed_too(&load).await.unwrap();
-    scene.a_deleted_secret_is_named_and_waited_for(&load).await.unwrap();
     scene.a_key_that_moves_at_the_vendor_is_followed(&load).await.unwrap();
     let report = load.stop().await.unwrap().without_failures().unwrap();
     println!("throughout: {report}");
@@ -78,94 +92,161 @@ impl Stage {
 }
 
 impl Scene {
+    /// A control plane whose data is under the first of so many keys.
+    async fn start(name: &str, keys: usize) -> Result<Self> {
+        let managed = Managed::start(name).await?;
+        let keys = AwsKeys::create(&managed, managed.namespace(), keys).await?;
+        let scene = Self { managed, keys };
+        scene.put(&[(1, 0)]).await?;
+        scene.managed.wait_written_with(1).await?;
+        Ok(scene)
+    }
+
     /// These keys, by number and ARN; the first one writes.
     async fn put(&self, keys: &[(u64, usize)]) -> Result<()> {
+        self.put_with(keys, json!({})).await
+    }
+
+    /// The same, with more of the spec.
+    async fn put_with(&self, keys: &[(u64, usize)], mut more: Value) -> Result<()> {
         let keys: Vec<Value> = keys.iter().map(|(id, index)| self.keys.key(*id, *index)).collect();
         // A key that moves at the vendor is followed at once, in the place of after five minutes.
-        let document = encryption(&keys, &json!({"convergence": "1s"}));
-        self.managed.put_encryption(&document).await?;
+        more["convergence"] = "1s".into();
+        self.managed.put_encryption(&self.managed.document(&keys, &more)).await?;
         Ok(())
     }
 
-    /// Brings the rotation to a state and keeps it there, if it would not stay by itself.
+    /// Keeps the rotation in a state, which it reaches when the one before is let go.
     async fn hold(&self, stage: Stage) -> Result<Held> {
         let (managed, hosted) = (&self.managed, &self.managed.hosted);
-        let held = match stage {
+        Ok(match stage {
             Stage::Preflight => {
                 let busy = KmsFault::error("ThrottlingException", "simulated");
                 hosted.moto.faults(&[busy.of_key(&self.keys.arns[1])]).await?;
                 self.put(&[(2, 1), (1, 0)]).await?;
-                managed.wait_condition("KMSKeyAccessible", "False").await?;
                 Held::Busy
             }
             Stage::ReadOnlyDeploy => {
                 let pods = hosted.pods().await?;
-                let cut = hosted.cluster.cut(&pods[0], SHIM_ADMIN_TLS_PORT).await?;
-                Held::Cut(cut)
+                Held::Cut(hosted.cluster.cut(&pods[0], SHIM_ADMIN_TLS_PORT).await?)
             }
-            Stage::WritePromote | Stage::Migrating | Stage::Completed => Held::Passing,
-            // Back again, before it was promoted.
-            Stage::Interrupted => {
-                self.put(&[(2, 1)]).await?;
-                Held::Passing
+            Stage::WritePromote => {
+                Held::Unwritten(managed.refuse_stage(Stage::Migrating.label()).await?)
             }
-        };
-        Ok(held)
+            Stage::Migrating => {
+                Held::Unwritten(managed.refuse_stage(Stage::Completed.label()).await?)
+            }
+            Stage::Completed | Stage::Interrupted => Held::Over,
+        })
     }
 
     async fn release(&self, held: Held) -> Result<()> {
         match held {
             Held::Busy => self.managed.hosted.moto.faults(&[]).await,
             Held::Cut(partition) => self.managed.hosted.cluster.heal(partition).await,
-            Held::Passing => Ok(()),
+            Held::Unwritten(refusal) => self.managed.allow(refusal).await,
+            Held::Over => Ok(()),
         }
+    }
+
+    /// Waits until the operator is in the state, and can do no more in it.
+    async fn wait_held(&self, stage: Stage, held: &Held) -> Result<()> {
+        let managed = &self.managed;
+        managed.wait_stage(&stage.label()).await?;
+        match held {
+            Held::Busy => managed.wait_condition("KMSKeyAccessible", "False").await.map(drop),
+            Held::Cut(_) => {
+                let what = "it says whom it waits for";
+                let waits = |encryption: &Value| {
+                    let waiting = &encryption["status"]["rotation"]["waitingFor"];
+                    ensure!(waiting[0].is_string(), "{}", encryption["status"]);
+                    Ok(())
+                };
+                managed.wait_encryption(what, LONG_PATIENCE, waits).await
+            }
+            Held::Unwritten(refusal) => managed.wait_refused(refusal).await.map(drop),
+            Held::Over => managed.wait_written_with(2).await.map(drop),
+        }
+    }
+
+    async fn mark(&self) -> Result<Mark> {
+        let (managed, client) = (&self.managed, self.managed.hosted.cluster.client());
+        let published = managed.published().await?.into_iter().map(|(number, _)| number).collect();
+        let job = format!("/apis/batch/v1/namespaces/{}/jobs/sidekey-migrate", managed.namespace());
+        let job = client.raw(&job).await?;
+        let migration = if job.status == 404 {
+            Value::Null
+        } else {
+            job.ok()?.json()?["metadata"]["uid"].take()
+        };
+        Ok(Mark { kept: managed.kept_rotation().await?, published, migration })
+    }
+
+    /// Kills the operator. Whoever comes after has looked, and is just as far.
+    async fn killed_it_is_as_far_as_before(&self, lease: Lease, load: &Load) -> Result<Mark> {
+        // A state that is over has nothing left to do then.
+        self.managed.wait_looked().await?;
+        let before = self.mark().await?;
+        self.managed.replace_operator(lease).await?;
+        load.more(BETWEEN_STEPS).await?;
+        self.managed.wait_looked().await?;
+        let now = self.mark().await?;
+        ensure!(now == before, "it was at {before:#?}, and is at {now:#?}");
+        Ok(now)
     }
 
     async fn one_rotation_is_killed_in_each_of_its_states(&self, load: &Load) -> Result<()> {
         let managed = &self.managed;
-        let mut before = Held::Passing;
+        let mut before = Held::Over;
         for stage in FORWARD {
             // What holds the next state is there before this one is let go.
             let held = self.hold(stage).await?;
             self.release(before).await?;
-            managed.wait_stage(&stage.label()).await?;
-            managed.replace_operator().await?;
+            self.wait_held(stage, &held).await.with_context(|| stage.label())?;
+            let lease = if stage == Stage::Preflight { Lease::RunsOut } else { Lease::TakenAway };
+            let mark = self.killed_it_is_as_far_as_before(lease, load).await;
+            let mark = mark.with_context(|| stage.label())?;
+            ensure!(mark.kept["stage"] == stage.label(), "{}", mark.kept);
+            self.it_has_done_this_and_no_more(stage, &mark).await.with_context(|| stage.label())?;
             println!("killed at {}", stage.label());
-            if !matches!(held, Held::Passing) {
-                load.more(BETWEEN_STEPS).await?;
-                self.it_stays_and_does_not_promote(stage).await?;
-            }
             before = held;
         }
-        managed.wait_written_with(2).await?;
         managed.all_is_under(2).await?;
         let history = managed.encryption().await?["status"]["history"].clone();
         let past = history.as_array().map(Vec::len);
         // The enablement, and one rotation: it was never begun anew.
-        ensure!(history[0]["to"]["id"] == 2 && past <= Some(2), "{history}");
+        ensure!(history[0]["to"]["id"] == 2 && past == Some(2), "{history}");
         Ok(())
     }
 
-    /// Whoever came after looked again, and is no further.
-    async fn it_stays_and_does_not_promote(&self, stage: Stage) -> Result<()> {
+    async fn it_has_done_this_and_no_more(&self, stage: Stage, mark: &Mark) -> Result<()> {
         let managed = &self.managed;
-        let before = managed.passes().await?;
-        eventually("the new operator has looked at it", PATIENCE, async || {
-            let now = managed.passes().await?;
-            ensure!(now >= before + 2.0, "{now} passes after {before}");
-            Ok(())
-        })
-        .await?;
-        let now = managed.encryption().await?;
-        ensure!(stage_of(&now) == Some(stage.label().as_str()), "{}", now["status"]);
-        ensure!(now["status"]["activeKey"]["id"] == 1, "{}", now["status"]);
-        let kept = managed.kept_rotation().await?;
-        ensure!(kept["stage"] == stage.label(), "{kept}");
-        if stage == Stage::ReadOnlyDeploy {
-            let waiting = &now["status"]["rotation"]["waitingFor"];
-            ensure!(waiting[0].is_string(), "it does not say whom it waits for: {now}");
+        let status = managed.encryption().await?["status"].clone();
+        let loaded = status["keys"].as_array().into_iter().flatten().any(|key| key["id"] == 2);
+        let (read, write) = (&mark.kept["readRevision"], &mark.kept["writeRevision"]);
+        match stage {
+            Stage::Preflight => {
+                ensure!(!loaded && read.is_null(), "{mark:?} {status}");
+                managed.all_is_under(1).await
+            }
+            Stage::ReadOnlyDeploy => {
+                ensure!(loaded && read.is_u64() && write.is_null(), "{mark:?} {status}");
+                ensure!(status["activeKey"]["id"] == 1, "{status}");
+                managed.all_is_under(1).await
+            }
+            Stage::WritePromote => {
+                ensure!(write.is_u64() && mark.migration.is_null(), "{mark:?}");
+                let under = managed.written_under().await?;
+                ensure!(under.contains_key(&1), "it was rewritten: {under:?}");
+                Ok(())
+            }
+            Stage::Migrating => {
+                ensure!(mark.migration.is_string(), "{mark:?}");
+                managed.all_is_under(2).await
+            }
+            Stage::Completed => managed.all_is_under(2).await,
+            Stage::Interrupted => Ok(()),
         }
-        managed.all_is_under(1).await
     }
 
     /// It goes back while one replica cannot be asked, so that it was never promoted.
@@ -173,37 +254,42 @@ impl Scene {
         let (managed, hosted) = (&self.managed, &self.managed.hosted);
         let pods = hosted.pods().await?;
         let cut = hosted.cluster.cut(&pods[1], SHIM_ADMIN_TLS_PORT).await?;
-        self.put(&[(3, 2), (2, 1)]).await?;
+        self.put(&[(3, 2), (2, 1), (1, 0)]).await?;
         managed.wait_stage(&Stage::ReadOnlyDeploy.label()).await?;
         load.more(BETWEEN_STEPS).await?;
-        let held = self.hold(Stage::Interrupted).await?;
+        let refusal = managed.refuse_stage(Stage::Interrupted.label()).await?;
+        self.put(&[(2, 1), (1, 0)]).await?;
+        managed.wait_refused(&refusal).await?;
+        let mark = self.killed_it_is_as_far_as_before(Lease::TakenAway, load).await?;
+        ensure!(mark.kept["stage"] == Stage::ReadOnlyDeploy.label(), "{}", mark.kept);
+        managed.allow(refusal).await?;
         managed.wait_stage(&Stage::Interrupted.label()).await?;
-        managed.replace_operator().await?;
-        self.release(held).await?;
         hosted.cluster.heal(cut).await?;
         managed.wait_written_with(2).await?;
-        load.more(BETWEEN_STEPS).await?;
+        let mark = self.killed_it_is_as_far_as_before(Lease::TakenAway, load).await?;
+        ensure!(mark.kept["stage"] == Stage::Interrupted.label(), "{}", mark.kept);
+        let now = managed.encryption().await?;
+        ensure!(stage_of(&now) == Some(&*Stage::Interrupted.label()), "{}", now["status"]);
         managed.all_is_under(2).await
     }
 
     async fn a_deleted_secret_is_named_and_waited_for(&self, load: &Load) -> Result<()> {
-        let managed = &self.managed;
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/secrets/aws-keys");
+        let (managed, kind) = (&self.managed, "SecretEncryptionConfigured");
+        let path = format!("/api/v1/namespaces/{}/secrets/aws-keys", managed.namespace());
         let before = managed.encryption().await?["status"]["revision"].clone();
         managed.hosted.cluster.client().send(Method::DELETE, &path, None).await?;
         let what = "the missing Secret is named";
         managed
             .wait_encryption(what, LONG_PATIENCE, |encryption| {
-                let kind = "SecretEncryptionConfigured";
-                let found = sidekey_e2e::operator::condition(encryption, kind).context("none")?;
+                let found = condition(encryption, kind).context("none")?;
                 let named = found["message"].as_str().is_some_and(|text| text.contains("aws-keys"));
                 ensure!(found["status"] == "False" && named, "{found}");
                 Ok(())
             })
             .await?;
         load.more(BETWEEN_STEPS).await?;
-        self.keys.put_credentials(managed, NAMESPACE, "first").await?;
-        managed.wait_condition("SecretEncryptionConfigured", "True").await?;
+        self.keys.put_credentials(managed, managed.namespace(), "first").await?;
+        managed.wait_condition(kind, "True").await?;
         let now = managed.encryption().await?["status"]["revision"].clone();
         ensure!(now == before, "{before} was published, and now {now}");
         load.more(BETWEEN_STEPS).await

@@ -8,14 +8,13 @@ use anyhow::{Context, Result, ensure};
 use hyper::Method;
 use serde_json::{Value, json};
 use sidekey_e2e::cluster::Pod;
-use sidekey_e2e::operator::{
-    AwsKeys, BETWEEN_STEPS, Managed, NAMESPACE, OPERATOR_NAMESPACE, Options, encryption,
-};
+use sidekey_e2e::operator::{AwsKeys, BETWEEN_STEPS, Managed, OPERATOR_NAMESPACE, run};
 use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE};
 use sidekey_e2e::{KubeClient, Load, eventually};
 use tokio::task::JoinHandle;
 
-const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/clusters-a/deployments/kube-apiserver";
+const NAMESPACE: &str = "clusters-webhook";
+const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/clusters-webhook/deployments/kube-apiserver";
 
 /// How often the imitated operator looks.
 const LOOK: Duration = Duration::from_millis(500);
@@ -59,9 +58,13 @@ struct Scene {
     keys: AwsKeys,
 }
 
-#[tokio::test]
-async fn sidecars_come_in_whoever_owns_the_template() {
-    let managed = Managed::start("op-webhook", Options::default().replicas(2)).await.unwrap();
+#[test]
+fn sidecars_come_in_whoever_owns_the_template() {
+    run(scene()).unwrap();
+}
+
+async fn scene() {
+    let managed = Managed::start("webhook").await.unwrap();
     let client = managed.hosted.cluster.client().clone();
     let template = client.get(DEPLOYMENT).await.unwrap()["spec"]["template"].clone();
     let owner = Owner::start(client, template);
@@ -84,7 +87,7 @@ impl Scene {
     async fn put(&self, keys: &[(u64, usize)]) -> Result<()> {
         let keys: Vec<Value> = keys.iter().map(|(id, index)| self.keys.key(*id, *index)).collect();
         let more = json!({"controlPlane": {"injection": "Webhook"}});
-        self.managed.put_encryption(&encryption(&keys, &more)).await?;
+        self.managed.put_encryption(&self.managed.document(&keys, &more)).await?;
         Ok(())
     }
 
@@ -162,13 +165,7 @@ impl Scene {
     ) -> Result<()> {
         let (managed, hosted) = (&self.managed, &self.managed.hosted);
         let before = self.whole_pods().await?;
-        managed.scale_operator(0).await?;
-        eventually("no operator runs", PATIENCE, async || {
-            let left = managed.operators().await?.len();
-            ensure!(left == 0, "{left} run");
-            Ok(())
-        })
-        .await?;
+        let away = managed.without_operator().await?;
         self.roll("two").await?;
         eventually("a pod is refused", PATIENCE, async || {
             let path = format!("/apis/apps/v1/namespaces/{NAMESPACE}/replicasets");
@@ -183,8 +180,7 @@ impl Scene {
         .await?;
         load.more(BETWEEN_STEPS).await?;
         hosted.nothing_has_restarted(&before).await?;
-        managed.scale_operator(2).await?;
-        managed.wait_operator().await?;
+        away.end().await?;
         self.wait_other_pods(&before).await?;
         load.more(BETWEEN_STEPS).await
     }

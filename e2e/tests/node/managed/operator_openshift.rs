@@ -35,8 +35,8 @@ async fn scene() {
     let load = scene.managed.load_on_service().unwrap();
     load.more(BETWEEN_STEPS).await.unwrap();
     scene.everything_is("").await.unwrap();
-    scene.a_missing_reference_is_named_on_the_api_server(&load).await.unwrap();
     scene.becomes_vault(&load).await.unwrap();
+    scene.a_missing_reference_is_named_on_the_api_server(&load).await.unwrap();
     let report = load.stop().await.unwrap().without_failures().unwrap();
     println!("throughout one change, through the balancer: {report}");
 }

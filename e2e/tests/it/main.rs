@@ -32,7 +32,7 @@ mod plane {
     mod cli_publish;
     mod rotation;
     mod shim_adoption;
-    mod shim_faults;
+    pub(crate) mod shim_faults;
     mod up;
     mod vault_kubernetes;
 }
@@ -51,6 +51,10 @@ mod planes {
 }
 
 mod full {
+    mod plane {
+        mod shipped_times;
+    }
+
     mod machine {
         mod release_binaries;
 

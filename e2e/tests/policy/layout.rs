@@ -98,3 +98,39 @@ fn everything_that_users_run_has_an_image() {
         .collect();
     assert_none("what users run is an image", &wrong);
 }
+
+/// The modules that say what a test takes, and the files of tests in them.
+fn promises() -> Vec<String> {
+    let classes = ["light", "plane", "planes", "hosted", "managed", "machine", "shared"];
+    let is_one = |file: &&String| {
+        let mut parts = file.rsplit('/').skip(1);
+        let folder = parts.next().unwrap_or_default();
+        file.starts_with("e2e/tests/") && classes.contains(&folder)
+    };
+    let found: Vec<String> =
+        files().iter().filter(is_one).map(|file| file["e2e/".len()..].to_owned()).collect();
+    assert!(found.len() > 30, "tests not found: {found:?}");
+    found
+}
+
+#[test]
+fn every_file_of_end_to_end_tests_states_its_promise_in_the_readme() {
+    let readme = std::fs::read_to_string(root().join("e2e/README.md")).unwrap();
+    let rows: Vec<&str> = readme
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .filter(|path| path.starts_with("tests/"))
+        .collect();
+    let mut wrong: Vec<String> = rows
+        .iter()
+        .filter(|path| !root().join("e2e").join(path).exists())
+        .map(|path| format!("e2e/README.md tells of {path}, which is not there"))
+        .collect();
+    for file in promises() {
+        let folder = file.replace(".rs", "/");
+        if !rows.iter().any(|row| *row == file || *row == folder) {
+            wrong.push(format!("e2e/README.md says nothing of {file}"));
+        }
+    }
+    assert_none("promises are where the README says", &wrong);
+}

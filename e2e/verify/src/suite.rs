@@ -17,6 +17,9 @@ const FULL: &str = "full::";
 /// The module whose modules are groups: the tests of one share a process, and what it started.
 const SHARED: &str = "shared::";
 
+/// The module that is a group itself: its tests share a node and the operator on it.
+const MANAGED: &str = "managed::";
+
 /// A test executable that cargo has built.
 #[derive(Clone, Debug)]
 pub(crate) struct Executable {
@@ -110,6 +113,9 @@ impl Test {
 
 /// What a test runs with: alone, or in the group that its path names.
 fn group(name: &str) -> &str {
+    if let Some(at) = name.find(MANAGED) {
+        return &name[..at + MANAGED.len() - 2];
+    }
     let Some(at) = name.find(SHARED) else { return name };
     let begin = at + SHARED.len();
     name[begin..].find("::").map_or(name, |length| &name[..begin + length])
@@ -167,6 +173,7 @@ mod tests {
         assert_eq!((group.name.as_str(), group.takes), ("it light::shared::g", Takes::Threads));
         assert_eq!(group.arguments[1], "--test-threads=2");
         assert_eq!(group.arguments[2..], ["light::shared::g::x", "light::shared::g::y"]);
+        assert_eq!(super::group("full::managed::a::b"), "full::managed");
         let one = it.tests(false, |name| name.ends_with("::y")).unwrap().remove(0);
         assert_eq!(one.arguments[1..], ["--test-threads=1", "light::shared::g::y"]);
     }

@@ -1,0 +1,41 @@
+//! Promise: with the times that are shipped, the loss of a plugin is felt after a minute.
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use sidekey_e2e::kms::KmsClient;
+use sidekey_e2e::shim::ShimConfig;
+use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::{LocalPlugin, Scratch, Shim};
+use tonic::Code;
+
+use crate::plane::shim_faults::first_error;
+
+#[tokio::test]
+async fn a_coast_with_the_shipped_times_lasts_a_minute() {
+    let scratch = Scratch::new("shipped").unwrap();
+    let mut plugin = LocalPlugin::start(&scratch, "plugin").await.unwrap();
+    let config = ShimConfig::new(1).write(1, plugin.endpoint());
+    let mut shim = Shim::start(&scratch, "shim", &config).await.unwrap();
+    let client = KmsClient::connect(&shim.endpoint()).await.unwrap();
+    let key_id = client.status().await.unwrap().key_id;
+
+    plugin.process().kill().unwrap();
+    let killed = Instant::now();
+    let error = first_error(&client, &key_id).await.unwrap();
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    let coasted = killed.elapsed();
+    assert!(coasted >= Duration::from_secs(60), "only {coasted:?}");
+    let status = shim.status().await.unwrap();
+    assert!(status["healthy"] == false && status["reason"].is_string(), "{status}");
+
+    plugin.restart().await.unwrap();
+    let returned = Instant::now();
+    let healed = shim.process().wait_until("Status heals", PATIENCE, async || {
+        ensure!(client.status().await?.key_id == key_id);
+        Ok(())
+    });
+    healed.await.unwrap();
+    println!("error {coasted:?} after the loss, well {:?} after the return", returned.elapsed());
+    client.round_trip(b"afterwards").await.unwrap();
+}

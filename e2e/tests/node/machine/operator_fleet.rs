@@ -12,9 +12,10 @@ use sidekey_e2e::operator::simulated::Fleet;
 use sidekey_e2e::wait::PATIENCE;
 use tokio::time::Instant;
 
-/// Resident memory with nothing to look after, and for each control plane on top of it, in KiB.
-const IDLE: u64 = 25 * 1024;
+/// Resident memory for each control plane, and for the work on some of them at once, in KiB: what
+/// comes on top of an operator that has nothing to look after.
 const EACH: u64 = 55;
+const WORK: u64 = 10 * 1024;
 /// Until all of them are settled, on two cores that etcd, kube-apiserver and the controllers share.
 const SETTLED: Duration = Duration::from_secs(900);
 /// What the API server writes by itself, whatever happens: its own objects and leases.
@@ -31,17 +32,20 @@ const ROUNDS: u64 = 2;
 
 #[tokio::test]
 async fn a_hundred_hosted_clusters_are_looked_after_in_little_memory_and_without_writes() {
-    looked_after("op-fleet", 100, 20).await;
+    let [idle, busy] = looked_after("op-fleet", 100, 20).await;
+    // How much that is all together depends on the build, and is for `full` to tell.
+    let most = idle + WORK + EACH * 100;
+    assert!(busy <= most, "{busy} KiB, at most {most}");
 }
 
 /// So many control planes. `enabled` of them are encrypted here, from clear: all together that takes
-/// about 1.5 s of one core for each. The others come from a backup, encrypted.
-pub(crate) async fn looked_after(name: &str, clusters: usize, enabled: usize) {
+/// about 1.5 s of one core for each. The others come from a backup, encrypted. Gives the operator's
+/// memory before and after, in KiB.
+pub(crate) async fn looked_after(name: &str, clusters: usize, enabled: usize) -> [u64; 2] {
     let mut fleet = Fleet::start(name, &["--poll=20s", "--concurrency=8"]).await.unwrap();
     it_is_ready(&mut fleet).await.unwrap();
     let idle = fleet.memory().unwrap();
     println!("idle: {idle} KiB");
-    assert!(idle <= IDLE, "{idle} KiB, at most {IDLE}");
 
     fleet.add(enabled).await.unwrap();
     fleet.wait_settled(enabled, SETTLED).await.unwrap();
@@ -56,8 +60,7 @@ pub(crate) async fn looked_after(name: &str, clusters: usize, enabled: usize) {
     nothing_is_written_and_little_read(&mut fleet, clusters).await.unwrap();
     let steady = fleet.memory().unwrap();
     println!("with {clusters} to look after: {steady} KiB");
-    let most = IDLE + EACH * u64::try_from(clusters).unwrap();
-    assert!(busy.max(steady) <= most, "{busy} and {steady} KiB, at most {most}");
+    [idle, busy.max(steady)]
 }
 
 async fn it_is_ready(fleet: &mut Fleet) -> Result<()> {

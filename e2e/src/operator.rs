@@ -108,9 +108,10 @@ impl Managed {
     }
 }
 
-/// Gentle enough for two cores and a whole cluster.
+/// Gentle enough for two cores and several control planes, of which most wait for the clocks of
+/// kube-apiserver: some forty requests a second.
 fn gentle() -> LoadOptions {
-    LoadOptions { rest: Duration::from_millis(50), ..LoadOptions::default() }
+    LoadOptions { rest: Duration::from_millis(400), ..LoadOptions::default() }
 }
 
 impl Drop for Managed {

@@ -1,10 +1,13 @@
 //! The operator's own pods: found, killed, read.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, ensure};
 use hyper::Method;
 use serde_json::{Value, json};
 use tokio::sync::RwLockWriteGuard;
 
+use super::shared::runtime;
 use super::{Managed, Management, OPERATOR, OPERATOR_NAMESPACE};
 use crate::cluster::Pod;
 use crate::wait::{PATIENCE, eventually};
@@ -45,9 +48,13 @@ impl Management {
     /// starts at once, other than a container that has ended several times.
     async fn kill(&self) -> Result<()> {
         let client = self.cluster.client();
-        for pod in self.operators().await?.into_iter().filter(|pod| !pod.ending) {
-            let path = format!("/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{}", pod.name);
+        let mut pods = self.operators().await?;
+        pods.retain(|pod| !pod.ending);
+        for pod in &pods {
             self.cluster.kill_container(&pod.container(CONTAINER)?.id).await?;
+        }
+        for pod in &pods {
+            let path = format!("/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{}", pod.name);
             eventually(format!("{} was killed", pod.name), PATIENCE, async || {
                 let code = ended_with(&client.get(&path).await?);
                 ensure!(code == Some(KILLED), "it ended with {code:?}");
@@ -80,10 +87,13 @@ impl Management {
         shown + "---"
     }
 
-    async fn scale(&self, replicas: u32) -> Result<()> {
+    /// Lets there be so many operators; gives how many there were to be.
+    async fn scale(&self, replicas: u64) -> Result<u64> {
         let path = format!("/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/deployments/{OPERATOR}");
-        self.cluster.client().merge(&path, &json!({"spec": {"replicas": replicas}})).await?;
-        Ok(())
+        let client = self.cluster.client();
+        let before = client.get(&path).await?["spec"]["replicas"].take();
+        client.merge(&path, &json!({"spec": {"replicas": replicas}})).await?;
+        before.as_u64().context("a Deployment without replicas")
     }
 }
 
@@ -100,19 +110,28 @@ fn ended_with(pod: &Value) -> Option<u64> {
     code("state").or_else(|| code("lastState"))
 }
 
-/// The operator is away. No other test gets an answer of it, nor ends it.
+/// The operator is away. No other test gets an answer of it, nor ends it. It comes back when this is
+/// dropped, also by a test that fails.
 pub struct Away<'a> {
-    managed: &'a Managed,
-    replicas: u32,
+    management: Arc<Management>,
+    replicas: u64,
     _alone: RwLockWriteGuard<'a, ()>,
 }
 
 impl Away<'_> {
-    /// It comes back.
+    /// Waits until it is back.
     pub async fn end(self) -> Result<()> {
-        let management = &self.managed.management;
-        management.scale(self.replicas).await?;
-        management.wait_operator().await
+        self.management.scale(self.replicas).await?;
+        self.management.wait_operator().await
+    }
+}
+
+impl Drop for Away<'_> {
+    fn drop(&mut self) {
+        let (management, replicas) = (Arc::clone(&self.management), self.replicas);
+        if let Ok(runtime) = runtime() {
+            runtime.spawn(async move { management.scale(replicas).await });
+        }
     }
 }
 
@@ -141,15 +160,15 @@ impl Managed {
     pub async fn without_operator(&self) -> Result<Away<'_>> {
         let management = &self.management;
         let alone = management.calm.write().await;
-        let replicas = u32::try_from(management.operators().await?.len())?;
-        management.scale(0).await?;
+        let replicas = management.scale(0).await?;
+        let away = Away { management: Arc::clone(management), replicas, _alone: alone };
         eventually("no operator runs", PATIENCE, async || {
             let left = management.operators().await?.len();
             ensure!(left == 0, "{left} run");
             Ok(())
         })
         .await?;
-        Ok(Away { managed: self, replicas, _alone: alone })
+        Ok(away)
     }
 
     /// The last lines of each operator's log, ready to be shown.

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use sidekey_e2e::operator::{BETWEEN_STEPS, run};
-use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE};
 use sidekey_e2e::{Load, eventually};
 
 use crate::managed::operator_vendors::{PROVIDERS, Scene};
@@ -156,12 +156,17 @@ impl Scene {
             self.managed.wait_retired(number).await?;
         }
         let client = self.managed.hosted.cluster.client();
-        let pods = client.wait_deployment(self.managed.namespace(), PROVIDERS).await?;
-        for pod in &pods {
-            let names: Vec<&str> = pod.containers.iter().map(|one| one.name.as_str()).collect();
-            ensure!(!names.iter().any(|name| name.contains("aws") || name.contains("vault")));
-            ensure!(names.iter().any(|name| name.contains("local")), "{names:?}");
-        }
+        // They are retired before the pods are made anew.
+        eventually("the providers are those of local alone", LONG_PATIENCE, async || {
+            let pods = client.wait_deployment(self.managed.namespace(), PROVIDERS).await?;
+            for pod in &pods {
+                let names: Vec<&str> = pod.containers.iter().map(|one| one.name.as_str()).collect();
+                let old = names.iter().any(|name| name.contains("aws") || name.contains("vault"));
+                ensure!(!old && names.iter().any(|name| name.contains("local")), "{names:?}");
+            }
+            Ok(())
+        })
+        .await?;
         eventually("minters' way to kube-apiservers is gone", PATIENCE, async || {
             let answer = client.raw(&self.servers()).await?;
             ensure!(answer.status == 404, "{}", answer.status);

@@ -243,21 +243,35 @@ async fn a_hung_read_key_does_not_slow_the_write_key() {
 }
 
 /// Calls of the write key are served while calls of the read key wait: behind a hung call not one
-/// would be. A hung call ends with its caller's time.
+/// would be, however long it takes. A hung call ends with its caller's time at the latest.
 async fn beside_hung_calls_others_are_served(scene: &Scene) -> Result<()> {
-    let mut hung = JoinSet::new();
-    for _ in 0..64 {
-        let (client, old) = (scene.client.within(PATIENCE), scene.old.clone());
-        hung.spawn(async move { client.decrypt(&old).await });
-    }
-    for _ in 0..SERVED {
-        ensure!(scene.client.decrypt(&scene.new).await? == "under key 2");
-        ensure!(scene.client.status().await?.key_id == scene.new.key_id);
-    }
-    let late = scene.client.as_kube_apiserver().decrypt(&scene.old).await;
-    let error = late.err().context("a hung key has answered")?;
+    let mut served = 0;
+    eventually("calls are served beside hung ones", PATIENCE, async || {
+        let mut hung = JoinSet::new();
+        for _ in 0..64 {
+            let (client, old) = (scene.client.within(PATIENCE), scene.old.clone());
+            hung.spawn(async move { client.decrypt(&old).await });
+        }
+        while served < SERVED {
+            ensure!(scene.client.decrypt(&scene.new).await? == "under key 2");
+            ensure!(scene.client.status().await?.key_id == scene.new.key_id);
+            // Only those count that all of the others have waited for. Where the shim knows that
+            // a key is down it lets nobody wait for long: then the next ones do.
+            if let Some(first) = hung.try_join_next() {
+                ended_late(first?)?;
+                bail!("{served} of {SERVED} calls were served");
+            }
+            served += 1;
+        }
+        Ok(())
+    })
+    .await?;
+    ended_late(scene.client.as_kube_apiserver().decrypt(&scene.old).await)
+}
+
+fn ended_late(call: Result<bytes::Bytes, tonic::Status>) -> Result<()> {
+    let error = call.err().context("a hung key has answered")?;
     ensure!(error.code() == Code::DeadlineExceeded, "{error}");
-    ensure!(hung.len() == 64 && hung.try_join_next().is_none(), "a call did not wait");
     Ok(())
 }
 

@@ -36,6 +36,8 @@ pub(super) async fn a_server_that_says_wait_is_waited_for(world: &mut World) {
     .await
     .unwrap();
     assert!(!migrating.is_finished(), "it has not waited: {:?}", migrating.await);
+    // One at a time would do, but slowly.
+    world.client.send(Method::DELETE, &format!("{SCHEMAS}/{NAME}"), None).await.unwrap();
     drop(held);
 
     let done = migrating.await.unwrap();

@@ -39,7 +39,7 @@ impl Takes {
         path.split("::").find_map(known).unwrap_or(Self::Machine)
     }
 
-    /// In units of a control plane; a core bears three.
+    /// In units of a control plane; a core bears four.
     fn weight(self, capacity: usize) -> usize {
         let weight = match self {
             Self::Light | Self::Plane => 1,

@@ -162,7 +162,8 @@ impl Runner {
     pub(crate) fn forgive(&self, name: &str, again: &str) {
         let mut state = self.state();
         for outcome in state.outcomes.iter_mut().filter(|outcome| outcome.step == name) {
-            outcome.counts = Counts { passed: 1, failed: 0 };
+            let Counts { passed, failed } = outcome.counts;
+            outcome.counts = Counts { passed: passed + failed, failed: 0 };
             outcome.flaky = true;
         }
         // The second run is the same test.

@@ -28,6 +28,9 @@ const BUILD_LIMIT: Duration = Duration::from_secs(45 * 60);
 /// A test that takes longer hangs.
 const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
 
+/// The same for tests that share a process.
+const GROUP_LIMIT: Duration = Duration::from_secs(45 * 60);
+
 /// Where the harness finds our binaries: see `sidekey_e2e::binaries`.
 const BIN_DIR: &str = "SIDEKEY_BIN_DIR";
 
@@ -250,7 +253,8 @@ impl Stages<'_> {
         if test.is_end_to_end || self.all {
             command.env(BIN_DIR, place.join("bin")).env(IMAGE_DIR, place.join("images"));
         }
-        Step { name, command, counting: Counting::Libtest, capture: false, limit: TEST_LIMIT }
+        let limit = if test.is_group() { GROUP_LIMIT } else { TEST_LIMIT };
+        Step { name, command, counting: Counting::Libtest, capture: false, limit }
     }
 
     /// Runs the one test that failed once more, alone, if the machine may be to blame.
@@ -261,9 +265,11 @@ impl Stages<'_> {
         if !test.is_end_to_end || !verdict::may_be_forgiven(&outcome, &output) {
             return;
         }
+        let Some(failed) = verdict::failed_test(&output) else { return };
         let again = format!("{} (second chance)", test.name);
-        self.runner.say(&format!("{} was starved: it runs once more, alone", test.name));
-        if self.runner.run(self.test_step(test, place, again.clone())).await.is_some() {
+        self.runner.say(&format!("{failed} was starved: it runs once more, alone"));
+        let step = self.test_step(&test.alone(failed), place, again.clone());
+        if self.runner.run(step).await.is_some() {
             self.runner.forgive(&test.name, &again);
         }
     }

@@ -100,6 +100,17 @@ impl Executable {
 }
 
 impl Test {
+    /// One of its tests in a process of its own.
+    pub(crate) fn alone(&self, name: &str) -> Self {
+        let arguments = ["--exact", "--test-threads=1", name].map(str::to_owned).to_vec();
+        Self { arguments, ..self.clone() }
+    }
+
+    /// Whether several tests share its process.
+    pub(crate) fn is_group(&self) -> bool {
+        !self.arguments.iter().any(|argument| argument == "--test-threads=1")
+    }
+
     /// Its process, as `cargo test` would start it.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);

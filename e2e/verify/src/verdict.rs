@@ -54,6 +54,13 @@ fn statement(text: &str, number: usize) -> Option<String> {
     Some(joined.chars().take(160).collect())
 }
 
+/// The test that failed, as libtest names it.
+pub(crate) fn failed_test(output: &str) -> Option<&str> {
+    // With other output in between, the name stands in the list at the end alone.
+    let after = output.rsplit_once("\nfailures:\n").map_or("", |(_, list)| list);
+    after.lines().map(str::trim).find(|line| line.contains("::") && !line.contains(' '))
+}
+
 /// Whether a failure may be forgiven if the test passes alone.
 pub(crate) fn may_be_forgiven(outcome: &Outcome, output: &str) -> bool {
     let panics_elsewhere = output
@@ -96,6 +103,14 @@ mod tests {
         assert!(!may_be_forgiven(&starved, &broken), "data was wrong");
         let product = format!("{LATE_OUTPUT}\nthread 'main' panicked at shim/src/run.rs:9:1:");
         assert!(!may_be_forgiven(&starved, &product), "a program of ours panicked");
+    }
+
+    #[test]
+    fn the_failed_test_is_the_one_that_libtest_lists() {
+        let output = "test a::b ... ok\n\nfailures:\n\n---- a::c stdout ----\nx\n\n\
+                      failures:\n    a::c\n\ntest result: FAILED. 1 passed; 1 failed";
+        assert_eq!(failed_test(output), Some("a::c"));
+        assert_eq!(failed_test("test a ... "), None);
     }
 
     #[test]

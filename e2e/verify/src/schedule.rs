@@ -18,7 +18,7 @@ pub(crate) enum Takes {
     Threads,
     /// A node with a control plane in pods.
     Hosted,
-    /// A node with the operator and what it manages.
+    /// A node with the operator and some control planes that it manages.
     Managed,
     /// Everything.
     Machine,
@@ -44,7 +44,8 @@ impl Takes {
         let weight = match self {
             Self::Light | Self::Plane => 1,
             Self::Planes => 2,
-            Self::Threads | Self::Hosted | Self::Managed => 3,
+            Self::Threads | Self::Hosted => 3,
+            Self::Managed => 4,
             Self::Machine => capacity,
         };
         weight.min(capacity)
@@ -155,8 +156,8 @@ mod tests {
     #[test]
     fn lighter_ones_pass_what_does_not_fit_yet() {
         use Takes::{Hosted, Managed, Plane};
-        let (peak, order) = observe(&[Plane, Hosted, Managed, Hosted, Plane], 4);
-        assert_eq!(peak, 4);
+        let (peak, order) = observe(&[Plane, Hosted, Managed, Hosted, Plane], 5);
+        assert_eq!(peak, 5);
         assert_eq!(order[..2], [Managed, Plane], "{order:?}");
     }
 }

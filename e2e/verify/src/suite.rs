@@ -11,6 +11,9 @@ use crate::schedule::Takes;
 /// How many tests of one executable run at once where it is run as a whole.
 const THREADS: usize = 2;
 
+/// The same for control planes that the operator manages: they mostly wait.
+const MANAGED_THREADS: usize = 3;
+
 /// Where tests begin that only `--all` runs.
 const FULL: &str = "full::";
 
@@ -73,13 +76,15 @@ impl Executable {
 
     /// Tests in a process of their own: what they start, and how starved they were, is theirs.
     fn process(&self, group: &str, names: Vec<String>) -> Test {
-        let threads = names.len().min(THREADS);
+        let takes = Takes::of(group);
+        let most = if takes == Takes::Managed { MANAGED_THREADS } else { THREADS };
+        let threads = names.len().min(most);
         let least = if threads > 1 { Takes::Threads } else { Takes::Light };
         let mut arguments = vec!["--exact".to_owned(), format!("--test-threads={threads}")];
         arguments.extend(names);
         Test {
             name: format!("{} {group}", self.target),
-            takes: Takes::of(group).max(least),
+            takes: takes.max(least),
             is_end_to_end: true,
             executable: self.path.clone(),
             folder: self.folder.clone(),

@@ -101,7 +101,7 @@ fn everything_that_users_run_has_an_image() {
 
 /// The modules that say what a test takes, and the files of tests in them.
 fn promises() -> Vec<String> {
-    let classes = ["light", "plane", "planes", "hosted", "managed", "machine", "shared"];
+    let classes = ["light", "plane", "planes", "hosted", "managed", "machine", "shared", "long"];
     let is_one = |file: &&String| {
         let mut parts = file.rsplit('/').skip(1);
         let folder = parts.next().unwrap_or_default();

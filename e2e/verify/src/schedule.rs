@@ -1,6 +1,7 @@
 //! What runs at the same time: never more than the machine bears.
 
 use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::Poll;
@@ -55,6 +56,8 @@ impl Takes {
 /// One thing to run.
 pub(crate) struct Job<'a> {
     pub(crate) takes: Takes,
+    /// Whether it begins before others that take as much.
+    pub(crate) is_long: bool,
     pub(crate) work: Pin<Box<dyn Future<Output = ()> + 'a>>,
 }
 
@@ -67,7 +70,7 @@ impl std::fmt::Debug for Job<'_> {
 /// Runs everything, the heaviest first, what takes the machine last: begun last, a long one
 /// would run on alone. What does not fit yet lets lighter ones pass.
 pub(crate) async fn run(mut jobs: Vec<Job<'_>>, capacity: usize) {
-    jobs.sort_by_key(|job| (job.takes == Takes::Machine, std::cmp::Reverse(job.takes)));
+    jobs.sort_by_key(|job| (job.takes == Takes::Machine, Reverse(job.takes), !job.is_long));
     let waiting = RefCell::new(VecDeque::from(jobs));
     let free = Cell::new(capacity);
     let mut running: Vec<Job<'_>> = Vec::new();
@@ -130,7 +133,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 load.set(load.get() - takes.weight(capacity));
             });
-            Job { takes, work: work as Pin<Box<dyn Future<Output = ()> + '_>> }
+            Job { takes, is_long: false, work: work as Pin<Box<dyn Future<Output = ()> + '_>> }
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let jobs: Vec<Job<'_>> = jobs.collect();

@@ -242,7 +242,8 @@ impl Stages<'_> {
             let work = Box::pin(async move {
                 self.runner.run(self.test_step(test, place, test.name.clone())).await;
             });
-            jobs.push(Job { takes: test.takes, work });
+            let is_long = test.name.contains("::long::");
+            jobs.push(Job { takes: test.takes, is_long, work });
         }
         schedule::run(jobs, self.capacity).await;
     }

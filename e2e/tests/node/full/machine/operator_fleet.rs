@@ -1,6 +1,6 @@
 //! Promise: one operator, as it is shipped, looks after a thousand HostedClusters in little memory.
 
-use crate::machine::operator_fleet::looked_after;
+use crate::hosted::operator_fleet::looked_after;
 
 /// Resident memory with nothing to look after, and with all of them, in KiB.
 const IDLE: u64 = 25 * 1024;

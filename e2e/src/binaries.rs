@@ -9,13 +9,11 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+pub use sidekey_verify::BIN_DIR;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::cache::say;
 use crate::wait::LONG_PATIENCE;
-
-/// A directory with ready binaries; set, nothing is built.
-pub const BIN_DIR: &str = "SIDEKEY_BIN_DIR";
 
 /// Whether what is missing is built as it is shipped.
 static SHIPPED: AtomicBool = AtomicBool::new(false);

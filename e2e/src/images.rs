@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use aws_lc_rs::digest;
 use serde::{Deserialize, Serialize};
+use sidekey_verify::IMAGE_DIR;
 
 use crate::bench::Binary;
 use crate::binaries;
@@ -39,9 +40,6 @@ pub use source::Source;
 
 /// How much larger than its binary an image may be.
 pub const ALLOWANCE: u64 = 512 * 1024;
-
-/// A directory in which [`prepare`] has put images; set, [`ready`] builds none.
-pub const IMAGE_DIR: &str = "SIDEKEY_IMAGE_DIR";
 
 /// What the names of our binaries begin with.
 const PREFIX: &str = "sidekey-";

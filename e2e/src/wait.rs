@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
+pub use sidekey_verify::BROKEN;
 use tokio::time::Instant;
 
 /// A limit for what takes seconds on an idle machine: generous, because tests
@@ -13,10 +14,6 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 /// A limit for what hangs on kube-apiserver's own clocks: its polls of Status
 /// (a minute), its cached health (20 s) and gRPC's reconnects (up to 2 min).
 pub const LONG_PATIENCE: Duration = Duration::from_secs(300);
-
-/// Begins what is said of wrong or unreadable data: no busy machine can cause it, so that
-/// `cargo verify` never forgives it.
-pub const BROKEN: &str = "BROKEN: ";
 
 /// Polls `probe` until it answers `Ok`; past `limit` the error names what was
 /// awaited and why the last attempt was not good enough.

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Where to write; set by `cargo verify`.
-const FILE: &str = "SIDEKEY_WITNESS";
+use sidekey_verify::WITNESS;
 
 /// How often it wakes.
 const TICK: Duration = Duration::from_millis(50);
@@ -17,7 +16,7 @@ const NOTICED: Duration = Duration::from_millis(100);
 
 /// Starts it, where somebody wants to know.
 pub(crate) fn start() {
-    if let Some(path) = std::env::var_os(FILE).map(PathBuf::from) {
+    if let Some(path) = std::env::var_os(WITNESS).map(PathBuf::from) {
         // Without it nothing is forgiven, which is the safe way to be wrong.
         let _ = std::thread::Builder::new().name("witness".to_owned()).spawn(move || watch(&path));
     }

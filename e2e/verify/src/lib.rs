@@ -1,5 +1,19 @@
-//! What the developer programs of this repository have in common on the command line.
+//! What the developer programs of this repository have in common: the command line, and what
+//! `cargo verify` and the harness that it runs must agree on.
 //!
 //! The program beside it is `cargo verify`; see `main.rs`.
 
 pub mod command;
+
+/// The variable with a directory of our binaries, ready to be run.
+pub const BIN_DIR: &str = "SIDEKEY_BIN_DIR";
+
+/// The variable with a directory of their images.
+pub const IMAGE_DIR: &str = "SIDEKEY_IMAGE_DIR";
+
+/// The variable with the file in which a test process writes how late its own clock ticks.
+pub const WITNESS: &str = "SIDEKEY_WITNESS";
+
+/// Begins what is said of wrong or unreadable data: no busy machine can cause it, so that
+/// `cargo verify` never forgives it.
+pub const BROKEN: &str = "BROKEN: ";

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use sidekey_verify::WITNESS;
 use tokio::time::Instant;
 
 use crate::leftover::{self, MARK};
@@ -24,9 +25,6 @@ const GRACE: Duration = Duration::from_secs(90);
 
 /// How many lines of a failed step's log are shown; the whole log stays in its file.
 const SHOWN_LINES: usize = 400;
-
-/// The variable by which a test process learns where to write how late its own clock ticks.
-const WITNESS: &str = "SIDEKEY_WITNESS";
 
 /// Something to run.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
+use sidekey_verify::{BIN_DIR, IMAGE_DIR};
 
 use crate::outcome::Counting;
 use crate::runner::{Runner, Step};
@@ -30,12 +31,6 @@ const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
 
 /// The same for tests that share a process.
 const GROUP_LIMIT: Duration = Duration::from_secs(45 * 60);
-
-/// Where the harness finds our binaries: see `sidekey_e2e::binaries`.
-const BIN_DIR: &str = "SIDEKEY_BIN_DIR";
-
-/// Where the harness finds images that are built already: see `sidekey_e2e::images`.
-const IMAGE_DIR: &str = "SIDEKEY_IMAGE_DIR";
 
 /// Everything that a run needs to know.
 #[derive(Clone, Copy)]
@@ -77,17 +72,16 @@ impl Stages<'_> {
         self.runner.plan(tests.iter().map(|test| test.name.clone()));
         let released = if self.all { self.release().await } else { Some(None) };
         let needs_more = tests.iter().any(|test| test.is_end_to_end);
-        let place = self.workspace.target.join("verify");
         let ready = match released {
             Some(directory) if needs_more => {
-                self.prepare(&built.preparer, directory.as_deref(), &place).await
+                self.prepare(&built.preparer, directory.as_deref()).await
             }
             other => other.is_some(),
         };
         for _ in 0..self.times {
-            self.run_tests(&tests, ready, &place).await;
+            self.run_tests(&tests, ready).await;
         }
-        self.second_chance(&tests, &place).await;
+        self.second_chance(&tests).await;
     }
 
     /// The names of all steps that are chosen; the tests are built for that.
@@ -218,7 +212,8 @@ impl Stages<'_> {
 
     /// Servers, packages and images, before the first test: nobody waits for a download, or
     /// for a build, within the time of a test.
-    async fn prepare(self, preparer: &Path, released: Option<&Path>, place: &Path) -> bool {
+    async fn prepare(self, preparer: &Path, released: Option<&Path>) -> bool {
+        let place = self.runner.place();
         let mut command = Command::new(preparer);
         let binaries = released.or_else(|| preparer.parent()).unwrap_or(place);
         command.arg("--binaries").arg(binaries).arg("--into").arg(place);
@@ -232,7 +227,7 @@ impl Stages<'_> {
         self.runner.run(step).await
     }
 
-    async fn run_tests(self, tests: &[Test], ready: bool, place: &Path) {
+    async fn run_tests(self, tests: &[Test], ready: bool) {
         let mut jobs = Vec::new();
         for test in tests {
             if test.is_end_to_end && !ready {
@@ -240,7 +235,7 @@ impl Stages<'_> {
                 continue;
             }
             let work = Box::pin(async move {
-                self.runner.run(self.test_step(test, place, test.name.clone())).await;
+                self.runner.run(self.test_step(test, test.name.clone())).await;
             });
             let is_long = test.name.contains("::long::");
             jobs.push(Job { takes: test.takes, is_long, work });
@@ -249,9 +244,10 @@ impl Stages<'_> {
     }
 
     /// With `--all`, the providers' own tests are run on what is shipped too.
-    fn test_step(&self, test: &Test, place: &Path, name: String) -> Step {
+    fn test_step(&self, test: &Test, name: String) -> Step {
         let mut command = test.command();
         if test.is_end_to_end || self.all {
+            let place = self.runner.place();
             command.env(BIN_DIR, place.join("bin")).env(IMAGE_DIR, place.join("images"));
         }
         let limit = if test.is_group() { GROUP_LIMIT } else { TEST_LIMIT };
@@ -259,7 +255,7 @@ impl Stages<'_> {
     }
 
     /// Runs the one test that failed once more, alone, if the machine may be to blame.
-    async fn second_chance(self, tests: &[Test], place: &Path) {
+    async fn second_chance(self, tests: &[Test]) {
         let Some(outcome) = self.runner.only_failure() else { return };
         let Some(test) = tests.iter().find(|test| test.name == outcome.step) else { return };
         let output = std::fs::read_to_string(&outcome.log).unwrap_or_default();
@@ -269,7 +265,7 @@ impl Stages<'_> {
         let Some(failed) = verdict::failed_test(&output) else { return };
         let again = format!("{} (second chance)", test.name);
         self.runner.say(&format!("{failed} was starved: it runs once more, alone"));
-        let step = self.test_step(&test.alone(failed), place, again.clone());
+        let step = self.test_step(&test.alone(failed), again.clone());
         if self.runner.run(step).await.is_some() {
             self.runner.forgive(&test.name, &again);
         }

@@ -7,13 +7,12 @@
 
 use std::path::Path;
 
+use sidekey_verify::BROKEN;
+
 use crate::outcome::Outcome;
 
 /// A test process that was not scheduled for longer than this was starved.
 const STARVED_MS: u64 = 1_000;
-
-/// How the harness marks what no busy machine can cause: wrong or unreadable data.
-const BROKEN: &str = "BROKEN: ";
 
 /// How waits and deadlines say that something was late.
 const LATE: &[&str] =

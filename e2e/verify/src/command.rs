@@ -1,8 +1,9 @@
 //! What our developer programs have in common on the command line.
 
 use std::ffi::OsString;
-use std::process::ExitCode;
+use std::process::{ExitCode, Termination};
 
+use anyhow::Result;
 use clap::{Parser, ValueEnum};
 
 /// Exit code for bad usage, the same as that of every Sidekey binary.
@@ -26,6 +27,18 @@ pub fn arguments<T: Parser>() -> Result<T, ExitCode> {
         let _ = answer.print();
         ExitCode::from(code)
     })
+}
+
+/// Does a program's work on one thread; what fails is said, and is exit code 1.
+pub fn block_on<T: Termination>(work: impl Future<Output = Result<T>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(work)) {
+        Ok(done) => done.report(),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// The cargo aliases end with `--`, so that arguments need none; whoever writes one all the

@@ -78,13 +78,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let ended =
-        runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(verify(&arguments)));
-    ended.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
-        ExitCode::FAILURE
-    })
+    command::block_on(verify(&arguments))
 }
 
 /// Why a run came to its end.

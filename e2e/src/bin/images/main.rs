@@ -47,29 +47,15 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     binaries::build_shipped();
-    match images::names(&images::folder()) {
-        Ok(known) => {
-            if let Some(name) = arguments.names.iter().find(|name| !known.contains(name)) {
-                let known = known.join(", ");
-                return command::bad_usage(format!("there is no image {name}; there are {known}"));
-            }
-        }
-        Err(error) => return failed(&error),
-    }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let built = runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&arguments)));
-    match built {
-        Ok(code) => code,
-        Err(error) => failed(&error),
-    }
-}
-
-fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {error:#}");
-    ExitCode::FAILURE
+    command::block_on(run(&arguments))
 }
 
 async fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let known = images::names(&images::folder())?;
+    if let Some(name) = arguments.names.iter().find(|name| !known.contains(name)) {
+        let known = known.join(", ");
+        return Ok(command::bad_usage(format!("there is no image {name}; there are {known}")));
+    }
     let dir = match &arguments.dir {
         Some(dir) => dir.clone(),
         None => target()?.join("images"),

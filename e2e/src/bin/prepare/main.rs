@@ -59,15 +59,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let ended = runtime.map_err(Into::into).and_then(|rt| rt.block_on(prepare(&arguments)));
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    command::block_on(prepare(&arguments))
 }
 
 async fn prepare(arguments: &Arguments) -> Result<()> {

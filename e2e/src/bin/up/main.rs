@@ -68,14 +68,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     binaries::build_shipped();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    match runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(up(&arguments))) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    command::block_on(up(&arguments))
 }
 
 async fn up(arguments: &Arguments) -> Result<()> {

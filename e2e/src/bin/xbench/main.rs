@@ -91,14 +91,7 @@ fn main() -> ExitCode {
         return command::bad_usage("--seconds must lie between 0.01 and 3600");
     }
     // One thread: the client takes one core and leaves the others to the plugin.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    match runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&arguments))) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    command::block_on(run(&arguments))
 }
 
 async fn run(arguments: &Arguments) -> Result<()> {

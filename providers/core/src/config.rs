@@ -12,7 +12,7 @@ mod text;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use fields::{LogFormat, LogOptions, ProbeOptions};
+pub use fields::{LAST_BACKOFF, LogFormat, LogOptions, ProbeOptions};
 pub use problems::{Problem, Problems};
 pub(crate) use schema::KeySpec;
 pub use schema::{KeyNumber, ProcessConfig, parse};

@@ -100,6 +100,7 @@ pub struct Error {
     hint: Option<String>,
     needs_reload: bool,
     is_final: bool,
+    is_lasting: bool,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -113,6 +114,7 @@ impl Error {
             hint: None,
             needs_reload: false,
             is_final: false,
+            is_lasting: false,
             source: None,
         }
     }
@@ -149,6 +151,13 @@ impl Error {
         self
     }
 
+    /// Says that waiting does not mend it though its kind might pass: a login was refused, say.
+    #[must_use]
+    pub fn lasting(mut self) -> Self {
+        self.is_lasting = true;
+        self
+    }
+
     /// What decides everything else.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -167,6 +176,11 @@ impl Error {
     /// Whether the call must not be tried again at once, whatever its kind.
     pub fn is_final(&self) -> bool {
         self.is_final
+    }
+
+    /// Whether waiting mends it, whatever its kind.
+    pub fn is_lasting(&self) -> bool {
+        self.is_lasting
     }
 
     /// The whole chain on one line, with the hint: for logs and status texts.

@@ -1,13 +1,18 @@
 //! What Status answers, kept in memory.
 //!
-//! The rule. A key is healthy once a probe has wrapped and unwrapped with it, and stays so while
-//! probes succeed. When they fail in a passing way (unreachable, throttled, slow) Status coasts on
-//! "ok" for the configured time; when they fail for good (denied, key disabled, wrong key), or
-//! the time is up, Status answers with a gRPC **error**. It must be an error: on a mere healthz
-//! text kube-apiserver goes on writing data that other replicas may not be able to read
-//! (kubernetes#138950), while an error lets its three-minute write window close. Only proofs of
-//! the whole way, wrap and unwrap, count; requests that fail only make the next probe come sooner,
-//! so that forged data in etcd cannot make a sound key look sick.
+//! The rule. A key is healthy once it has been proven, and stays so for the coast after its last
+//! proof: a failure that may pass (unreachable, throttled, slow) changes nothing until then, and
+//! without a new proof Status answers with a gRPC **error** from then on, whether anybody has
+//! noticed a failure or not. A failure that does not pass (key disabled, wrong key) is an error at
+//! once; a refused permission when it is refused again five seconds later or more, because
+//! permissions take a moment to spread. It must be an error: on a mere healthz text kube-apiserver
+//! goes on writing data that other replicas may not be able to read (kubernetes#138950), while an
+//! error lets its three-minute write window close. Requests that fail only make the next probe
+//! come sooner, so that forged data in etcd cannot make a sound key look sick.
+//!
+//! The coast counts from the last proof and not from the first failure, so that it is the same
+//! whoever looks: a shim that asks a provider takes over the age of its proof
+//! ([`PROOF_AGE`]), and the two do not add up.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -16,6 +21,13 @@ use tokio::time::Instant;
 
 use crate::config::ProbeOptions;
 use crate::{Error, Kind};
+
+/// The metadata of a Status response in which a provider says how old its last proof is, in
+/// milliseconds.
+pub const PROOF_AGE: &str = "sidekey-proof-age-ms";
+
+/// A permission that is still refused after this time is not on its way.
+const DENIED_AGAIN: Duration = Duration::from_secs(5);
 
 /// The health of one key.
 #[derive(Debug)]
@@ -30,7 +42,9 @@ pub struct Snapshot {
     pub verdict: Result<(), Trouble>,
     /// Since when the key has been as it is: proven, failing, or waiting for its first proof.
     pub since: SystemTime,
-    /// The last time that wrap and unwrap succeeded.
+    /// Since when it fails while Status is still ok, if it does.
+    pub coasting: Option<SystemTime>,
+    /// The last proof.
     pub last_success: Option<SystemTime>,
     /// The last failure, also if it has been overcome.
     pub last_error: Option<Trouble>,
@@ -49,55 +63,75 @@ pub struct Trouble {
 
 #[derive(Debug)]
 struct State {
-    options: ProbeOptions,
+    coast: Duration,
     proven: Option<(Instant, SystemTime)>,
-    failing: Option<(Instant, Trouble)>,
+    failing: Option<Failing>,
     last_error: Option<Trouble>,
     since: SystemTime,
+}
+
+#[derive(Debug)]
+struct Failing {
+    trouble: Trouble,
+    /// When a permission was refused for the first time.
+    denied: Option<Instant>,
+    /// Waiting does not mend it.
+    lasting: bool,
 }
 
 impl Health {
     /// A key of which nothing is known yet.
     pub fn new(options: ProbeOptions) -> Self {
-        let since = SystemTime::now();
-        let state = State { options, proven: None, failing: None, last_error: None, since };
+        let (coast, since) = (options.coast, SystemTime::now());
+        let state = State { coast, proven: None, failing: None, last_error: None, since };
         Self { state: Mutex::new(state) }
     }
 
     /// Other times from now on.
     pub fn configure(&self, options: ProbeOptions) {
-        self.lock().options = options;
+        self.lock().coast = options.coast;
     }
 
-    /// Wrap and unwrap succeeded. Returns whether that ended a failure or was the first proof.
+    /// The key works. Returns whether that ended a failure or was the first proof.
     pub fn proven(&self) -> bool {
+        self.proven_before(Duration::ZERO)
+    }
+
+    /// The key worked so long ago, as somebody else has found. Returns whether that ended a
+    /// failure or was the first proof.
+    pub fn proven_before(&self, age: Duration) -> bool {
         let mut state = self.lock();
+        let (now, clock) = (Instant::now(), SystemTime::now());
+        let at = now.checked_sub(age).unwrap_or(now);
         let news = state.failing.take().is_some() || state.proven.is_none();
-        let now = SystemTime::now();
         if news {
-            state.since = now;
+            state.since = clock;
         }
-        state.proven = Some((Instant::now(), now));
+        if state.proven.is_none_or(|(before, _)| before < at) {
+            state.proven = Some((at, clock.checked_sub(age).unwrap_or(clock)));
+        }
         news
     }
 
-    /// A probe failed. Returns whether that is news: the first failure, or one of another kind.
+    /// The key does not work. Returns whether that is news: the first failure, or one of another
+    /// kind.
     pub fn failed(&self, error: &Error) -> bool {
-        let mut state = self.lock();
-        let trouble = Trouble::new(error);
-        let news = state.failing.as_ref().is_none_or(|(_, old)| old.kind != trouble.kind);
-        let began = state.failing.as_ref().map_or_else(Instant::now, |(began, _)| *began);
-        if state.failing.is_none() {
-            state.since = trouble.at;
-        }
-        state.last_error = Some(trouble.clone());
-        state.failing = Some((began, trouble));
-        news
+        self.lock().failed(error, false)
+    }
+
+    /// The key does not work, and whoever says so has waited long enough already.
+    pub fn failed_for_good(&self, error: &Error) -> bool {
+        self.lock().failed(error, true)
     }
 
     /// Whether the key has ever been proven.
     pub fn was_proven(&self) -> bool {
         self.lock().proven.is_some()
+    }
+
+    /// How old the last proof is.
+    pub fn proof_age(&self) -> Option<Duration> {
+        self.lock().proven.map(|(at, _)| at.elapsed())
     }
 
     /// What Status answers now.
@@ -108,9 +142,12 @@ impl Health {
     /// Everything that is known.
     pub fn snapshot(&self) -> Snapshot {
         let state = self.lock();
+        let verdict = state.verdict();
+        let coasting = state.failing.is_some() && verdict.is_ok();
         Snapshot {
-            verdict: state.verdict(),
+            verdict,
             since: state.since,
+            coasting: coasting.then_some(state.since),
             last_success: state.proven.map(|(_, at)| at),
             last_error: state.last_error.clone(),
         }
@@ -130,31 +167,36 @@ impl Trouble {
 }
 
 impl State {
-    fn verdict(&self) -> Result<(), Trouble> {
-        let trouble = |kind, text: &str| Trouble { kind, text: text.into(), at: self.since };
-        match (&self.proven, &self.failing) {
-            (None, None) => {
-                Err(trouble(Kind::Unavailable, "waiting for the first probe of the key"))
-            }
-            (None, Some((_, failure))) => Err(failure.clone()),
-            (Some((at, _)), None) if at.elapsed() > self.stale() => {
-                let text = format!("no proof of the key for {} s", at.elapsed().as_secs());
-                Err(trouble(Kind::Unavailable, &text))
-            }
-            (Some(_), None) => Ok(()),
-            (Some(_), Some((began, failure))) => {
-                if failure.kind.is_transient() && began.elapsed() < self.options.coast {
-                    Ok(())
-                } else {
-                    Err(failure.clone())
-                }
-            }
+    fn failed(&mut self, error: &Error, for_good: bool) -> bool {
+        let trouble = Trouble::new(error);
+        let before = self.failing.as_ref();
+        let news = before.is_none_or(|before| before.trouble.kind != trouble.kind);
+        let denied = (trouble.kind == Kind::Denied)
+            .then(|| before.and_then(|before| before.denied).unwrap_or_else(Instant::now));
+        let lasting = match denied {
+            Some(first) => error.is_lasting() || first.elapsed() >= DENIED_AGAIN,
+            None => !trouble.kind.is_transient(),
+        };
+        if before.is_none() {
+            self.since = trouble.at;
         }
+        self.last_error = Some(trouble.clone());
+        self.failing = Some(Failing { trouble, denied, lasting: lasting || for_good });
+        news
     }
 
-    /// A proof older than this is none: two probes must have been missed, and the coast be over.
-    fn stale(&self) -> Duration {
-        self.options.interval * 2 + self.options.timeout * 2 + self.options.coast
+    fn verdict(&self) -> Result<(), Trouble> {
+        let trouble = |text: String| Trouble { kind: Kind::Unavailable, text, at: self.since };
+        match (&self.proven, &self.failing) {
+            (None, None) => Err(trouble("waiting for the first probe of the key".into())),
+            (None, Some(failing)) => Err(failing.trouble.clone()),
+            (Some(_), Some(failing)) if failing.lasting => Err(failing.trouble.clone()),
+            (Some((at, _)), _) if at.elapsed() < self.coast => Ok(()),
+            (Some(_), Some(failing)) => Err(failing.trouble.clone()),
+            (Some((at, _)), None) => {
+                Err(trouble(format!("no proof of the key for {} s", at.elapsed().as_secs())))
+            }
+        }
     }
 }
 
@@ -162,16 +204,18 @@ impl State {
 mod tests {
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     fn health() -> Health {
-        Health::new(ProbeOptions {
-            interval: Duration::from_secs(30),
-            timeout: Duration::from_secs(10),
-            coast: Duration::from_secs(60),
-        })
+        Health::new(ProbeOptions { interval: 30 * SECOND, timeout: 10 * SECOND, coast: 60 * SECOND })
     }
 
     fn error(kind: Kind) -> Error {
         Error::new(kind, "no")
+    }
+
+    fn kind(health: &Health) -> Result<(), Kind> {
+        health.verdict().map_err(|trouble| trouble.kind)
     }
 
     #[tokio::test(start_paused = true)]
@@ -185,17 +229,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_passing_failure_coasts_and_then_is_an_error() {
+    async fn a_passing_failure_coasts_from_the_last_proof_and_then_is_an_error() {
         let health = health();
         health.proven();
+        tokio::time::advance(30 * SECOND).await;
         health.failed(&error(Kind::Unavailable));
-        tokio::time::advance(Duration::from_secs(59)).await;
+        tokio::time::advance(29 * SECOND).await;
         health.failed(&error(Kind::Throttled));
-        assert_eq!(health.verdict(), Ok(()));
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(health.verdict().map_err(|t| t.kind), Err(Kind::Throttled));
+        assert_eq!(kind(&health), Ok(()));
+        assert!(health.snapshot().coasting.is_some());
+        tokio::time::advance(SECOND).await;
+        assert_eq!(kind(&health), Err(Kind::Throttled));
+        assert!(health.snapshot().coasting.is_none());
         health.proven();
-        assert_eq!(health.verdict(), Ok(()));
+        assert_eq!(kind(&health), Ok(()));
     }
 
     #[tokio::test(start_paused = true)]
@@ -203,15 +250,59 @@ mod tests {
         let health = health();
         health.proven();
         health.failed(&error(Kind::KeyState));
-        assert_eq!(health.verdict().map_err(|t| t.kind), Err(Kind::KeyState));
+        assert_eq!(kind(&health), Err(Kind::KeyState));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_permission_is_an_error_when_it_is_refused_again_later() {
+        let health = health();
+        health.proven();
+        health.failed(&error(Kind::Denied));
+        tokio::time::advance(4 * SECOND).await;
+        health.failed(&error(Kind::Denied));
+        assert_eq!(kind(&health), Ok(()));
+        tokio::time::advance(SECOND).await;
+        assert_eq!(kind(&health), Ok(()), "time alone does not refuse");
+        health.failed(&error(Kind::Denied));
+        assert_eq!(kind(&health), Err(Kind::Denied));
+        health.proven();
+        health.failed(&error(Kind::Denied));
+        assert_eq!(kind(&health), Ok(()), "a proof in between begins anew");
+        health.failed(&error(Kind::Denied).lasting());
+        assert_eq!(kind(&health), Err(Kind::Denied), "a login is not tried again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_another_has_waited_for_is_an_error_at_once() {
+        let health = health();
+        health.proven();
+        health.failed_for_good(&error(Kind::Unavailable));
+        assert_eq!(kind(&health), Err(Kind::Unavailable));
+        assert!(health.proven());
+        assert_eq!(kind(&health), Ok(()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_old_proof_is_no_proof() {
         let health = health();
         health.proven();
-        tokio::time::advance(Duration::from_secs(141)).await;
-        assert_eq!(health.verdict().map_err(|t| t.kind), Err(Kind::Unavailable));
+        tokio::time::advance(60 * SECOND).await;
+        assert_eq!(kind(&health), Err(Kind::Unavailable));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_proof_of_another_has_its_age_and_never_takes_time_away() {
+        let health = health();
+        tokio::time::advance(100 * SECOND).await;
+        assert!(health.proven_before(50 * SECOND));
+        assert_eq!(health.proof_age(), Some(50 * SECOND));
+        health.proven_before(20 * SECOND);
+        health.proven_before(40 * SECOND);
+        assert_eq!(health.proof_age(), Some(20 * SECOND));
+        tokio::time::advance(39 * SECOND).await;
+        assert_eq!(kind(&health), Ok(()));
+        tokio::time::advance(SECOND).await;
+        assert_eq!(kind(&health), Err(Kind::Unavailable));
     }
 
     #[tokio::test(start_paused = true)]

@@ -82,7 +82,7 @@ pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Kind};
 pub use files::{Digest, Files, Subscription, Watcher};
 pub use flights::{Flights, Landed};
-pub use health::{Health, Snapshot, Trouble};
+pub use health::{Health, PROOF_AGE, Snapshot, Trouble};
 pub use key_id::{
     KeyId, MAX_KEY_ID, NO_FINGERPRINT, ShimPrefix, fingerprint, hex, is_fingerprint, sha256,
     split_shim_prefix,

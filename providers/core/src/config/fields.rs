@@ -13,6 +13,9 @@ use crate::Endpoint;
 use crate::process::HealthOptions;
 use crate::socket::SocketOptions;
 
+/// The longest wait after a failed probe.
+pub const LAST_BACKOFF: Duration = Duration::from_secs(5);
+
 /// Format and level of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogOptions {
@@ -39,8 +42,24 @@ pub struct ProbeOptions {
     pub interval: Duration,
     /// How long one probe may take.
     pub timeout: Duration,
-    /// How long Status stays ok while the KMS fails in a passing way.
+    /// How long Status stays ok after the last proof while the KMS fails in a passing way.
     pub coast: Duration,
+}
+
+impl ProbeOptions {
+    /// Makes the coast long enough for a probe that is late, one that fails, and one after it:
+    /// a shorter one would turn Status bad without any failure. Returns what to tell the operator.
+    pub fn raise_coast(&mut self) -> Option<String> {
+        let least = self.interval.mul_f32(1.1) + self.timeout + LAST_BACKOFF;
+        if self.coast >= least {
+            return None;
+        }
+        let given = std::mem::replace(&mut self.coast, least);
+        Some(format!(
+            "a coast of {given:?} is too short for probes every {:?} that may take {:?}: {least:?} is in use",
+            self.interval, self.timeout
+        ))
+    }
 }
 
 /// `log`, as written.

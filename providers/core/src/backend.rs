@@ -23,6 +23,12 @@ pub(crate) trait Backend: Send + Sync {
         plaintext: &'a [u8],
         call: &'a Call<'a>,
     ) -> Answer<'a, Sealed>;
+    fn encrypt_current<'a>(
+        &'a self,
+        known: &'a KeyId,
+        plaintext: &'a [u8],
+        call: &'a Call<'a>,
+    ) -> Answer<'a, Sealed>;
     fn decrypt<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, Secret>;
     fn verify<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, (Secret, KeyId)>;
     fn close(&self) -> Answer<'_, ()>;
@@ -104,6 +110,15 @@ impl<P: Provider> Backend for P {
         call: &'a Call<'a>,
     ) -> Answer<'a, Sealed> {
         Answer(Box::pin(Provider::encrypt(self, key_id, plaintext, call)))
+    }
+
+    fn encrypt_current<'a>(
+        &'a self,
+        known: &'a KeyId,
+        plaintext: &'a [u8],
+        call: &'a Call<'a>,
+    ) -> Answer<'a, Sealed> {
+        Answer(Box::pin(Provider::encrypt_current(self, known, plaintext, call)))
     }
 
     fn decrypt<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, Secret> {

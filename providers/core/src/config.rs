@@ -12,10 +12,11 @@ mod text;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub(crate) use fields::ENCRYPT_EVERY;
 pub use fields::{LAST_BACKOFF, LogFormat, LogOptions, ProbeOptions};
 pub use problems::{Problem, Problems};
-pub(crate) use schema::KeySpec;
 pub use schema::{KeyNumber, ProcessConfig, parse};
+pub(crate) use schema::{KeyRole, KeySpec};
 pub use text::{parse_duration, parse_mode};
 
 /// Longest document: more than the most keys with all their settings and canaries need.

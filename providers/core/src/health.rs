@@ -129,6 +129,14 @@ impl Health {
         self.lock().proven.is_some()
     }
 
+    /// Whether a proof would change anything worth the trouble: it fails, or the last proof is
+    /// not of this very second.
+    pub(crate) fn wants_proof(&self) -> bool {
+        let state = self.lock();
+        let old = state.proven.is_none_or(|(at, _)| at.elapsed() >= Duration::from_secs(1));
+        old || state.failing.is_some()
+    }
+
     /// How old the last proof is.
     pub fn proof_age(&self) -> Option<Duration> {
         self.lock().proven.map(|(at, _)| at.elapsed())
@@ -207,7 +215,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn health() -> Health {
-        Health::new(ProbeOptions { interval: 30 * SECOND, timeout: 10 * SECOND, coast: 60 * SECOND })
+        Health::new(ProbeOptions {
+            interval: 30 * SECOND,
+            timeout: 10 * SECOND,
+            coast: 60 * SECOND,
+        })
     }
 
     fn error(kind: Kind) -> Error {

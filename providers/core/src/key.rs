@@ -2,11 +2,15 @@
 //!
 //! The one invariant: Status and Encrypt speak of the same key_id at every instant, because both
 //! read it from the same pointer, and that pointer moves only after the new key_id has been proven
-//! by wrapping and unwrapping, and never back.
+//! by encrypting and decrypting, and never back.
+//!
+//! Decrypt needs less: a client that is connected. Another KEK cannot decrypt, so a client that has
+//! not been proven, or that may not encrypt, does no harm there. Requests that come before that are
+//! held within their deadline, so that a restart is felt as latency alone.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
@@ -14,16 +18,13 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use crate::backend::Backend;
+use crate::canary::Canary;
 use crate::config::{KeyNumber, ProbeOptions};
 use crate::flights::Flights;
 use crate::health::{Health, Trouble};
 use crate::metrics::{KeyMetrics, Operation};
-use crate::{Call, Endpoint, Error, KeyId, Kind, Pulse, Sealed, Secret, jitter, limits};
-
-/// Tries of one call, the first included.
-const ATTEMPTS: u32 = 3;
-/// The wait before the second try; it doubles.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
+use crate::retry::{ATTEMPTS, RetryBudget};
+use crate::{Call, Endpoint, Error, KeyId, Kind, Pulse, Sealed, Secret, limits};
 
 /// A key as its socket sees it.
 pub(crate) struct Key {
@@ -33,28 +34,52 @@ pub(crate) struct Key {
     pub(crate) metrics: KeyMetrics,
     /// Asks the keeper for an early probe.
     pub(crate) suspicion: Notify,
+    /// Whether that probe should encrypt.
+    pub(crate) encrypt_suspected: AtomicBool,
     /// For the deadlines of requests.
     pub(crate) pulse: Pulse,
+    /// What the key can decrypt: the last thing it encrypted for a probe, or the first that it
+    /// decrypted for anybody. A new client must be able to, too.
+    pub(crate) sample: Mutex<Option<Canary>>,
     active: ArcSwapOption<Active>,
+    /// Tells those who wait that `active` or health has changed.
+    changed: Notify,
+    /// Whether a Decrypt proves the key: not while it cannot encrypt and should.
+    decrypt_proves: AtomicBool,
     /// Every key_id ever announced by this process: none of them may come back.
     past: Mutex<HashSet<KeyId>>,
-    flights: Flights<Sealed, Unwrapped>,
+    flights: Flights<Sealed, Decrypted>,
+    retries: RetryBudget,
     /// Why changed files or settings are not in use, if they are not.
     refusal: Mutex<Option<Trouble>>,
-    rereads: mpsc::Sender<oneshot::Sender<()>>,
+    requests: mpsc::Sender<Request>,
 }
 
-/// The client in use and the version it wraps with: one pointer, so that they change together.
+/// What a request may need of the keeper.
+pub(crate) enum Request {
+    /// Read the files again: what is in them may be newer than what is in use.
+    Reread(oneshot::Sender<()>),
+    /// Prove that the key encrypts: a read key does so only when somebody asks for it.
+    Encrypts(oneshot::Sender<Result<(), Error>>),
+}
+
+/// The client in use and what it has proven: one pointer, so that they change together.
 pub(crate) struct Active {
     pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) key_id: KeyId,
+    /// What Status announces, once it is known.
+    pub(crate) key_id: Option<KeyId>,
+    /// Whether it has encrypted under that key_id and decrypted again.
+    pub(crate) encrypts: bool,
+    /// Whether it has decrypted anything.
+    pub(crate) decrypts: AtomicBool,
 }
 
-/// The answer to a Decrypt, and who gave it.
+/// The answer to a Decrypt, who gave it, and in how many attempts.
 #[derive(Clone)]
-struct Unwrapped {
+struct Decrypted {
     answer: Result<Arc<Secret>, Arc<Error>>,
     by: Arc<Active>,
+    attempts: u32,
 }
 
 impl Key {
@@ -63,7 +88,7 @@ impl Key {
         endpoint: Endpoint,
         options: ProbeOptions,
         metrics: KeyMetrics,
-        rereads: mpsc::Sender<oneshot::Sender<()>>,
+        requests: mpsc::Sender<Request>,
     ) -> Self {
         Self {
             id,
@@ -71,18 +96,29 @@ impl Key {
             health: Health::new(options),
             metrics,
             suspicion: Notify::new(),
+            encrypt_suspected: AtomicBool::new(false),
             pulse: Pulse::default(),
+            sample: Mutex::default(),
             active: ArcSwapOption::empty(),
+            changed: Notify::new(),
+            decrypt_proves: AtomicBool::new(false),
             past: Mutex::default(),
             flights: Flights::default(),
+            retries: RetryBudget::default(),
             refusal: Mutex::default(),
-            rereads,
+            requests,
         }
     }
 
-    /// The client in use, if one has been proven.
+    /// The client in use, if there is one.
     pub(crate) fn active(&self) -> Option<Arc<Active>> {
         self.active.load_full()
+    }
+
+    /// Whether the key has ever done anything that data may depend on.
+    pub(crate) fn has_worked(&self) -> bool {
+        let decrypts = |active: Arc<Active>| active.decrypts.load(Ordering::Relaxed);
+        self.health.was_proven() || self.active().is_some_and(decrypts)
     }
 
     /// What Status answers: the announced key_id, or why there is none.
@@ -90,69 +126,78 @@ impl Key {
         let refused = |kind, text: String| Error::new(kind, format!("key {}: {text}", self.id));
         self.health.verdict().map_err(|trouble| refused(trouble.kind, trouble.text))?;
         let active = self.active.load();
-        let active = active.as_ref();
-        active
-            .map(|active| active.key_id.clone())
-            .ok_or_else(|| refused(Kind::Unavailable, "is not connected".into()))
+        let key_id = active.as_ref().and_then(|active| active.key_id.clone());
+        key_id.ok_or_else(|| refused(Kind::Unavailable, "its version is not known yet".into()))
     }
 
-    /// Wraps under the announced key_id, and answers only what has been unwrapped again.
+    /// Encrypts under the announced key_id, and answers only what has been decrypted again.
     pub(crate) async fn encrypt(
         self: &Arc<Self>,
         plaintext: Bytes,
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
-        let active = self.ready()?;
-        let work = async {
-            let mut sealed = self
-                .retry(call, || self.wrap(&active.backend, &active.key_id, &plaintext, call))
-                .await?;
+        let (active, announced) = self.encrypting(call.deadline).await?;
+        let attempt = || async {
+            let mut sealed = self.wrap(&active.backend, &announced, &plaintext, call).await?;
             limits::check_sealed(&sealed)?;
-            let (back, key_id) =
-                self.retry(call, || self.verify(&active.backend, &sealed, call)).await?;
+            let (back, key_id) = self.verify(&active.backend, &sealed, call).await?;
             same(&plaintext, &back)?;
             sealed.key_id = key_id;
             Ok(sealed)
         };
-        let sealed = within(call.deadline, work).await.inspect_err(|error| self.suspect(error))?;
-        if sealed.key_id != active.key_id {
+        let work = async { self.retries.run(call.deadline, ATTEMPTS, attempt).await.0 };
+        let sealed = within(call.deadline, work).await;
+        let sealed = sealed.inspect_err(|error| self.suspect(error, true))?;
+        if sealed.key_id != announced {
             return Err(self.moved());
         }
         self.proven();
         Ok(sealed)
     }
 
-    /// Unwraps; equal calls at the same time share one answer.
+    /// Decrypts; equal calls at the same time share one answer.
     pub(crate) async fn decrypt(
         self: &Arc<Self>,
         sealed: Sealed,
         call: &Call<'_>,
     ) -> Result<Arc<Secret>, Arc<Error>> {
         let sealed = Arc::new(sealed);
-        let first = self.decrypt_once(&sealed, call).await?;
-        if first.answer.as_ref().is_err_and(|error| error.needs_reload()) {
+        let mut attempts = ATTEMPTS;
+        loop {
+            let first = self.decrypt_once(&sealed, call, attempts).await?;
+            attempts = attempts.saturating_sub(first.attempts);
+            let stale = matches!(&first.answer, Err(error) if error.needs_reload());
+            if !stale || attempts == 0 {
+                return first.answer;
+            }
             self.reread(call.deadline).await;
             // It may have been another call that brought the new client about.
-            if self.active().is_some_and(|now| !Arc::ptr_eq(&now, &first.by)) {
-                return self.decrypt_once(&sealed, call).await?.answer;
+            if self.active().is_none_or(|now| Arc::ptr_eq(&now, &first.by)) {
+                return first.answer;
             }
         }
-        first.answer
     }
 
     async fn decrypt_once(
         self: &Arc<Self>,
         sealed: &Arc<Sealed>,
         call: &Call<'_>,
-    ) -> Result<Unwrapped, Arc<Error>> {
+        attempts: u32,
+    ) -> Result<Decrypted, Arc<Error>> {
         loop {
-            let active = self.ready().map_err(Arc::new)?;
+            let active = self.connected(call.deadline).await.map_err(Arc::new)?;
             let (key, uid, deadline) = (self.clone(), call.uid.to_owned(), call.deadline);
             let flight = self.flights.join(sealed, move |sealed| async move {
                 let call = Call { uid: &uid, deadline };
-                let work = key.retry(&call, || key.unwrap(&active.backend, &sealed, &call));
-                let answer = within(deadline, work).await.map(Arc::new).map_err(Arc::new);
-                Unwrapped { answer, by: active.clone() }
+                let attempt = || key.unwrap(&active.backend, &sealed, &call);
+                let work = key.retries.run(deadline, attempts, attempt);
+                let (answer, attempts) =
+                    timeout_at(deadline, work).await.unwrap_or_else(|_| (Err(timed_out()), 1));
+                if let Ok(plaintext) = &answer {
+                    key.decrypted(&active, &sealed, plaintext);
+                }
+                let answer = answer.map(Arc::new).map_err(Arc::new);
+                Decrypted { answer, by: active.clone(), attempts }
             });
             let landed =
                 timeout_at(call.deadline, flight).await.map_err(|_| Arc::new(timed_out()))?;
@@ -163,11 +208,12 @@ impl Key {
                 // The one we joined had less time than we have.
                 Err(error)
                     if landed.shared
-                        && error.kind() == Kind::Timeout
+                        && error.kind().is_transient()
+                        && landed.answer.attempts < ATTEMPTS
                         && Instant::now() < call.deadline => {}
                 outcome => {
                     if let Err(error) = outcome {
-                        self.suspect(error);
+                        self.suspect(error, false);
                     }
                     return Ok(landed.answer);
                 }
@@ -175,18 +221,40 @@ impl Key {
         }
     }
 
-    /// Puts a proven client in place; its key_id is announced from this instant on.
-    pub(crate) fn activate(&self, backend: Arc<dyn Backend>, key_id: KeyId) {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner).insert(key_id.clone());
-        self.metrics.announced(&key_id);
+    /// Puts a client in place. Its key_id is announced from this instant on, if it has one.
+    pub(crate) fn activate(
+        &self,
+        backend: Arc<dyn Backend>,
+        key_id: Option<KeyId>,
+        encrypts: bool,
+    ) {
+        if let Some(key_id) = &key_id {
+            self.metrics.announced(key_id);
+            if encrypts {
+                let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+                past.insert(key_id.clone());
+            }
+        }
         self.metrics.expiry(backend.expiry());
-        self.active.store(Some(Arc::new(Active { backend, key_id })));
+        let decrypts = AtomicBool::new(false);
+        self.active.store(Some(Arc::new(Active { backend, key_id, encrypts, decrypts })));
+        self.changed.notify_waiters();
+    }
+
+    /// Takes a client that has never worked away.
+    pub(crate) fn deactivate(&self) {
+        self.active.store(None);
+    }
+
+    /// Says whether a Decrypt proves the key from now on.
+    pub(crate) fn set_decrypt_proves(&self, proves: bool) {
+        self.decrypt_proves.store(proves, Ordering::Relaxed);
     }
 
     /// Whether `key_id` was announced before and has been left behind.
     pub(crate) fn is_past(&self, key_id: &KeyId) -> bool {
         let current = self.active.load();
-        current.as_ref().is_none_or(|active| active.key_id != *key_id)
+        current.as_ref().is_none_or(|active| active.key_id.as_ref() != Some(key_id))
             && self.past.lock().unwrap_or_else(PoisonError::into_inner).contains(key_id)
     }
 
@@ -200,6 +268,20 @@ impl Key {
     ) -> Result<Sealed, Error> {
         let began = Instant::now();
         let result = backend.encrypt(key_id, plaintext, call).await;
+        self.metrics.called(Operation::Encrypt, began.elapsed());
+        result
+    }
+
+    /// One call to wrap with the version of this moment, counted.
+    pub(crate) async fn wrap_current(
+        &self,
+        backend: &Arc<dyn Backend>,
+        known: &KeyId,
+        plaintext: &[u8],
+        call: &Call<'_>,
+    ) -> Result<Sealed, Error> {
+        let began = Instant::now();
+        let result = backend.encrypt_current(known, plaintext, call).await;
         self.metrics.called(Operation::Encrypt, began.elapsed());
         result
     }
@@ -230,12 +312,22 @@ impl Key {
         result
     }
 
-    /// Records a proof of the whole way.
+    /// Records a proof.
     pub(crate) fn proven(&self) {
         if self.health.proven() {
             tracing::info!(key = %self.id, "key is healthy");
         }
         self.metrics.healthy(true);
+        self.changed.notify_waiters();
+    }
+
+    /// Records a failed probe; returns whether that is news.
+    pub(crate) fn failed(&self, error: &Error) -> bool {
+        let news = self.health.failed(error);
+        self.metrics.failed(error.kind());
+        self.metrics.healthy(self.health.verdict().is_ok());
+        self.changed.notify_waiters();
+        news
     }
 
     /// Remembers why changed files or settings were refused, or that they no longer are.
@@ -249,29 +341,76 @@ impl Key {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn ready(&self) -> Result<Arc<Active>, Error> {
-        if let Some(active) = self.active.load_full() {
-            return Ok(active);
-        }
-        let (kind, text) = match self.health.verdict() {
-            Err(trouble) => (trouble.kind, trouble.text),
-            Ok(()) => (Kind::Unavailable, "is not connected".into()),
-        };
-        Err(Error::new(kind, format!("key {} is not served yet: {text}", self.id)))
+    /// The connected client; one that is still to come is waited for.
+    async fn connected(&self, deadline: Instant) -> Result<Arc<Active>, Error> {
+        self.wait(deadline, |_| true).await
     }
 
-    /// The KMS wrapped with another version than was announced: the keeper looks into it at once
-    /// and announces it if the old data stays readable; the caller asks again.
+    /// The client that has proven to encrypt, and the version that is announced for it.
+    async fn encrypting(&self, deadline: Instant) -> Result<(Arc<Active>, KeyId), Error> {
+        let mut active = self.connected(deadline).await?;
+        if !active.encrypts {
+            match self.prove_encrypt(deadline).await {
+                Err(error) if !error.kind().is_transient() => return Err(error),
+                _ => active = self.wait(deadline, |active| active.encrypts).await?,
+            }
+        }
+        match active.key_id.clone() {
+            Some(key_id) => Ok((active, key_id)),
+            None => Err(Error::new(Kind::Bug, format!("key {} has no key_id", self.id))),
+        }
+    }
+
+    /// Waits for a client that is as `wanted`, but not for what does not pass by itself.
+    async fn wait(
+        &self,
+        deadline: Instant,
+        wanted: impl Fn(&Active) -> bool,
+    ) -> Result<Arc<Active>, Error> {
+        loop {
+            let changed = self.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(active) = self.active.load_full().filter(|active| wanted(active)) {
+                return Ok(active);
+            }
+            let (kind, text) = match self.health.verdict() {
+                Err(trouble) => (trouble.kind, trouble.text),
+                Ok(()) => (Kind::Unavailable, "it does not encrypt yet".into()),
+            };
+            let late = kind.is_transient() && timeout_at(deadline, changed).await.is_ok();
+            if !late {
+                return Err(Error::new(kind, format!("key {} is not served yet: {text}", self.id)));
+            }
+        }
+    }
+
+    /// The KMS encrypted with another version than was announced: the keeper looks into it at
+    /// once and announces it if the old data stays readable; the caller asks again.
     fn moved(&self) -> Error {
+        self.encrypt_suspected.store(true, Ordering::Relaxed);
         self.suspicion.notify_one();
-        Error::new(Kind::Unavailable, "the KMS wrapped with another version than the announced one")
+        let text = "the KMS encrypted with another version than the announced one";
+        Error::new(Kind::Unavailable, text)
             .with_hint("a rotation is being taken over; the caller will ask again")
     }
 
     /// A failed request makes the next probe come sooner; it does not decide over health.
-    fn suspect(&self, error: &Error) {
+    fn suspect(&self, error: &Error, encrypt: bool) {
         if error.kind().concerns_health() {
+            self.encrypt_suspected.fetch_or(encrypt, Ordering::Relaxed);
             self.suspicion.notify_one();
+        }
+    }
+
+    /// Somebody's Decrypt has shown that the client works.
+    fn decrypted(&self, active: &Active, sealed: &Sealed, plaintext: &Secret) {
+        if !active.decrypts.swap(true, Ordering::Relaxed) {
+            let mut sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
+            sample.get_or_insert_with(|| Canary::new(sealed.clone(), plaintext));
+        }
+        if self.decrypt_proves.load(Ordering::Relaxed) && self.health.wants_proof() {
+            self.proven();
         }
     }
 
@@ -279,7 +418,7 @@ impl Key {
     async fn reread(&self, deadline: Instant) {
         let (done, answer) = oneshot::channel();
         let asking = async {
-            if self.rereads.send(done).await.is_ok() {
+            if self.requests.send(Request::Reread(done)).await.is_ok() {
                 // The keeper is gone when the key is: there is nothing to wait for then.
                 let _ = answer.await;
             }
@@ -288,27 +427,16 @@ impl Key {
         let _ = timeout_at(deadline, asking).await;
     }
 
-    async fn retry<T, F: Future<Output = Result<T, Error>>>(
-        &self,
-        call: &Call<'_>,
-        mut attempt: impl FnMut() -> F,
-    ) -> Result<T, Error> {
-        let mut pause = FIRST_PAUSE;
-        for _ in 1..ATTEMPTS {
-            match attempt().await {
-                Err(error) if error.kind().is_transient() && !error.is_final() => {
-                    let wake = Instant::now() + jitter(pause);
-                    if wake + FIRST_PAUSE > call.deadline {
-                        return Err(error);
-                    }
-                    tracing::debug!(key = %self.id, uid = call.uid, error = %error.report(), "trying again");
-                    tokio::time::sleep_until(wake).await;
-                    pause *= 2;
-                }
-                other => return other,
-            }
-        }
-        attempt().await
+    /// Has the keeper prove at once that the key encrypts.
+    async fn prove_encrypt(&self, deadline: Instant) -> Result<(), Error> {
+        let (done, answer) = oneshot::channel();
+        let asking = async {
+            // The keeper is gone when the key is.
+            let gone = || Error::new(Kind::Unavailable, format!("key {} was removed", self.id));
+            self.requests.send(Request::Encrypts(done)).await.map_err(|_| gone())?;
+            answer.await.map_err(|_| gone())?
+        };
+        within(deadline, asking).await
     }
 }
 

@@ -51,6 +51,7 @@ mod metrics;
 mod provider;
 mod pulse;
 mod reload;
+mod retry;
 mod run;
 mod secret;
 mod service;

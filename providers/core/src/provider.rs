@@ -90,6 +90,19 @@ pub trait Provider: Sized + Send + Sync + 'static {
         call: &Call<'_>,
     ) -> impl Future<Output = Result<Sealed, Error>> + Send;
 
+    /// Wraps with the version that the KMS takes now, for a probe: the answer, or
+    /// [`verify`](Provider::verify) of it, says which one that was, and so tells of a rotation.
+    /// `known` is the announced one. Write it where [`encrypt`](Provider::encrypt) names a
+    /// version to the KMS.
+    fn encrypt_current(
+        &self,
+        known: &KeyId,
+        plaintext: &[u8],
+        call: &Call<'_>,
+    ) -> impl Future<Output = Result<Sealed, Error>> + Send {
+        self.encrypt(known, plaintext, call)
+    }
+
     /// Unwraps. A key_id that this KEK never issued is [`Kind::KeyState`](crate::Kind::KeyState);
     /// ciphertext that does not authenticate is [`Kind::Corrupt`](crate::Kind::Corrupt).
     fn decrypt(

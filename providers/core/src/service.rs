@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
+use crate::health::PROOF_AGE;
 use crate::key::Key;
 use crate::limits;
 use crate::metrics::Operation;
@@ -38,7 +39,13 @@ impl KeyManagementService for KeyService {
         self.0.metrics.served(Operation::Status, began.elapsed(), failure);
         self.0.metrics.healthy(failure.is_none());
         let key_id = result.map_err(|error| Status::from(&error))?.as_str().to_owned();
-        Ok(Response::new(StatusResponse { version: VERSION.into(), healthz: "ok".into(), key_id }))
+        let status = StatusResponse { version: VERSION.into(), healthz: "ok".into(), key_id };
+        let mut response = Response::new(status);
+        if let Some(age) = self.0.health.proof_age() {
+            let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+            response.metadata_mut().insert(PROOF_AGE, age.into());
+        }
+        Ok(response)
     }
 
     async fn encrypt(

@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
+use crate::KeyId;
 use crate::health::{Snapshot, Trouble};
 use crate::key::Key;
 
@@ -24,6 +25,8 @@ pub(crate) struct ConfigStatus {
     pub(crate) revision: Option<String>,
     pub(crate) loaded: String,
     pub(crate) refused: Option<Refusal>,
+    /// What is in use though the file says otherwise, and why.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Why something newer is not in use.
@@ -42,6 +45,10 @@ pub(crate) struct KeyStatus {
     /// Why Status answers with an error.
     reason: Option<String>,
     since: String,
+    /// Since when the KMS fails while Status is still ok.
+    coasting_since: Option<String>,
+    /// Whether it has proven that it can.
+    encrypts: bool,
     key_id: Option<String>,
     key_id_hash: Option<String>,
     last_success: Option<String>,
@@ -61,17 +68,20 @@ struct ErrorStatus {
 
 impl KeyStatus {
     pub(crate) fn of(key: &Key) -> Self {
-        let Snapshot { verdict, since, last_success, last_error } = key.health.snapshot();
+        let Snapshot { verdict, since, coasting, last_success, last_error } = key.health.snapshot();
         let active = key.active();
         let active = active.as_ref();
+        let key_id = active.and_then(|active| active.key_id.as_ref());
         Self {
             id: key.id.to_string(),
             endpoint: key.endpoint.to_string(),
             healthy: verdict.is_ok() && active.is_some(),
             reason: verdict.err().map(|trouble| trouble.text),
             since: time(since),
-            key_id: active.map(|active| active.key_id.to_string()),
-            key_id_hash: active.map(|active| active.key_id.hash()),
+            coasting_since: coasting.map(time),
+            encrypts: active.is_some_and(|active| active.encrypts),
+            key_id: key_id.map(ToString::to_string),
+            key_id_hash: key_id.map(KeyId::hash),
             last_success: last_success.map(time),
             last_error: last_error.map(ErrorStatus::from),
             refused: key.refused().map(ErrorStatus::from),

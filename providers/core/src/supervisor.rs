@@ -82,7 +82,7 @@ impl Supervisor {
                 running.end();
             }
         }
-        let revision = config.revision.clone();
+        let (revision, warnings) = (config.revision.clone(), config.warnings);
         for spec in config.keys {
             match sockets.remove(&spec.id) {
                 Some(listener) => {
@@ -96,6 +96,10 @@ impl Supervisor {
         status.revision = revision;
         status.loaded = time(SystemTime::now());
         status.refused = None;
+        for warning in &warnings {
+            tracing::warn!(warning, "the configuration was changed to be safe");
+        }
+        status.warnings = warnings;
         Ok(())
     }
 
@@ -124,7 +128,7 @@ impl Supervisor {
     fn check_keks(&self, config: &ProcessConfig) -> Result<(), Error> {
         for spec in &config.keys {
             let Some(running) = self.running.get(&spec.id) else { continue };
-            if running.kek != spec.kek && running.key.health.was_proven() {
+            if running.kek != spec.kek && running.key.has_worked() {
                 let text = format!("the kek of key {} has changed", spec.id);
                 return Err(Error::new(Kind::Config, text)
                     .with_hint("give the new KEK a new id and keep the old key beside it"));
@@ -140,7 +144,7 @@ impl Supervisor {
             let unmoved = self.running.get(&spec.id).is_some_and(|running| {
                 running.key.endpoint == spec.endpoint
                     && running.options.1 == config.socket
-                    && (running.kek == spec.kek || !running.key.health.was_proven())
+                    && (running.kek == spec.kek || !running.key.has_worked())
             });
             if !unmoved {
                 self.check_free(spec)?;
@@ -184,9 +188,9 @@ impl Supervisor {
             old.end();
         }
         let metrics = KeyMetrics::new(self.shared.metrics.clone(), spec.id, &spec.endpoint);
-        let (ask_reread, rereads) = mpsc::channel(16);
+        let (ask, requests) = mpsc::channel(16);
         let (orders, inbox) = mpsc::unbounded_channel();
-        let key = Key::new(spec.id, spec.endpoint.clone(), probe, metrics, ask_reread);
+        let key = Key::new(spec.id, spec.endpoint.clone(), probe, metrics, ask);
         let key = Arc::new(key);
         let (stopper, stop) = stopper();
         let (id, kek, whole) = (spec.id, spec.kek.clone(), spec.whole.clone());
@@ -195,7 +199,7 @@ impl Supervisor {
         let clients = self.shared.clients.clone();
         let refusals = move |count| counted.metrics.refused(count);
         let server = tokio::spawn(serve_kms(listener, service, stop, drain, clients, refusals));
-        let keeper = Keeper::new(key.clone(), spec, probe, &self.watcher, rereads, inbox);
+        let keeper = Keeper::new(key.clone(), spec, probe, &self.watcher, requests, inbox);
         tokio::spawn(keeper.run());
         let options = (probe, socket.clone());
         let running = Running { key, kek, whole, options, orders, stopper, server };

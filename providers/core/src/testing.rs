@@ -36,6 +36,8 @@ pub(crate) struct State {
     pub(crate) wraps_with: Option<u32>,
     /// Every call fails so.
     pub(crate) fails: Option<Kind>,
+    /// Encrypt fails so, and nothing else.
+    pub(crate) encrypt_fails: Option<Kind>,
     /// So many calls fail as unavailable, and then no more.
     pub(crate) fails_times: u32,
     pub(crate) delay: Duration,
@@ -44,6 +46,7 @@ pub(crate) struct State {
     pub(crate) lies: bool,
     pub(crate) encrypts: u32,
     pub(crate) decrypts: u32,
+    pub(crate) describes: u32,
     pub(crate) connects: u32,
     pub(crate) closes: u32,
     pub(crate) rotations: u32,
@@ -161,6 +164,7 @@ impl Provider for Scripted {
     }
 
     async fn key_id(&self) -> Result<KeyId, Error> {
+        self.kms.set(|state| state.describes += 1);
         self.kms.call(self.token.as_deref()).await?;
         let (kek, version) = self.kms.ask(|state| (state.kek, state.version));
         self.kms.set(State::look);
@@ -175,6 +179,9 @@ impl Provider for Scripted {
     ) -> Result<Sealed, Error> {
         self.kms.set(|state| state.encrypts += 1);
         self.kms.call(self.token.as_deref()).await?;
+        if let Some(kind) = self.kms.ask(|state| state.encrypt_fails) {
+            return Err(Error::new(kind, "encrypt fails as the test wants it"));
+        }
         let (kek, used) = self.kms.ask(|state| (state.kek, state.wraps_with));
         let key_id = match used {
             Some(version) => KeyId::new(&format!("{kek}/{version}"))?,
@@ -184,6 +191,18 @@ impl Provider for Scripted {
         let ciphertext: Bytes =
             [kek].into_iter().chain(plaintext.iter().map(|b| b ^ mask)).collect();
         Ok(Sealed { key_id, ciphertext, annotations: BTreeMap::new() })
+    }
+
+    async fn encrypt_current(
+        &self,
+        known: &KeyId,
+        plaintext: &[u8],
+        call: &Call<'_>,
+    ) -> Result<Sealed, Error> {
+        let (kek, version) = self.kms.ask(|state| (state.kek, state.version));
+        let now = KeyId::new(&format!("{kek}/{version}"))?;
+        let older = known.as_str() > now.as_str();
+        self.encrypt(if older { known } else { &now }, plaintext, call).await
     }
 
     async fn decrypt(&self, sealed: &Sealed, _: &Call<'_>) -> Result<Secret, Error> {

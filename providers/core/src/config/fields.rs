@@ -46,7 +46,24 @@ pub struct ProbeOptions {
     pub coast: Duration,
 }
 
+/// How often a key that writes encrypts for a probe, and one that reads is probed at all: in
+/// intervals, and at the least.
+pub(crate) const ENCRYPT_EVERY: (u32, Duration) = (10, Duration::from_secs(300));
+
 impl ProbeOptions {
+    /// The times of a key that only reads: it is probed less often, and so its proofs are older.
+    pub(crate) fn of_reader(mut self) -> Self {
+        self.interval = self.every(ENCRYPT_EVERY);
+        // What is raised is as documented, and nobody has set it.
+        let _ = self.raise_coast();
+        self
+    }
+
+    /// So many intervals, but at the least so often.
+    pub(crate) fn every(&self, (intervals, least): (u32, Duration)) -> Duration {
+        self.interval.saturating_mul(intervals).min(least)
+    }
+
     /// Makes the coast long enough for a probe that is late, one that fails, and one after it:
     /// a shorter one would turn Status bad without any failure. Returns what to tell the operator.
     pub fn raise_coast(&mut self) -> Option<String> {

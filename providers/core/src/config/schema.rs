@@ -1,5 +1,5 @@
 //! The schema of a provider process (decision 6 of the design): settings of the process, and
-//! `keys: [{id, type, listen, canary, kek, settings, credentials}]`.
+//! `keys: [{id, type, role, listen, canary, kek, settings, credentials}]`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -52,12 +52,25 @@ pub struct ProcessConfig {
     pub(crate) keys: Vec<KeySpec>,
     /// The document itself, redacted, for the log.
     pub(crate) shown: Value,
+    /// What is in use though the document says otherwise, and why.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// What a key is for, as far as it is known: a hint for probing, and no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum KeyRole {
+    /// Encrypts new data.
+    Write,
+    /// Decrypts old data.
+    Read,
 }
 
 /// One key as configured.
 pub(crate) struct KeySpec {
     pub(crate) id: KeyNumber,
     pub(crate) endpoint: Endpoint,
+    pub(crate) role: Option<KeyRole>,
     pub(crate) canary: Option<Canary>,
     /// What makes the KEK: it must not change under the same id.
     pub(crate) kek: Value,
@@ -90,6 +103,7 @@ struct RawProcess {
 struct RawKey {
     id: Option<Value>,
     r#type: Option<String>,
+    role: Option<KeyRole>,
     listen: Option<String>,
     canary: Option<Value>,
 }
@@ -113,6 +127,8 @@ pub fn parse<P: Provider>(document: &Value) -> Result<ProcessConfig, Problems> {
     let mut problems = Problems::default();
     let raw: RawProcess = read(document, &mut problems).unwrap_or_default();
     let keys = keys::<P>(&raw, &mut problems);
+    let mut probe = probe(raw.probe.unwrap_or_default(), &mut problems);
+    let warnings = probe.raise_coast().into_iter().collect();
     let config = ProcessConfig {
         revision: raw.revision.as_ref().map(plain),
         admin: AdminOptions {
@@ -125,12 +141,13 @@ pub fn parse<P: Provider>(document: &Value) -> Result<ProcessConfig, Problems> {
         health: health(raw.health.unwrap_or_default(), &mut problems),
         log: log(raw.log.unwrap_or_default(), &mut problems),
         socket: socket(raw.socket.unwrap_or_default(), &mut problems),
-        probe: probe(raw.probe.unwrap_or_default(), &mut problems),
+        probe,
         drain: duration("drain", raw.drain.as_deref(), 10, &mut problems),
         linger: linger(raw.linger.as_deref(), &mut problems),
         file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, &mut problems),
         keys,
         shown: super::redacted(document),
+        warnings,
     };
     problems.into_result(Some(config))
 }
@@ -193,6 +210,7 @@ fn key<P: Provider>(fields: &BTreeMap<String, Value>, problems: &mut Problems) -
     Some(KeySpec {
         id: id?,
         endpoint: listen?,
+        role: raw.role,
         canary,
         kek: body.get("kek").cloned().unwrap_or_default(),
         whole: fields.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),

@@ -1,0 +1,148 @@
+//! The one retry loop: a request that fails in a passing way is repeated by the key, and by nobody
+//! else on its way.
+//!
+//! At most three attempts, spread over the caller's time: the second comes soon, for a connection
+//! that broke; the third after half of the time, so that a KMS which answers 503 for a second fails
+//! no Decrypt that has three. All callers of a key share a budget, so that a KMS which fails for
+//! everybody is not asked three times as often as one that works.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{Error, jitter};
+
+/// Attempts for one request, the first included.
+pub(crate) const ATTEMPTS: u32 = 3;
+/// Retries that may be made at once: those of 64 callers.
+const BUDGET: f64 = 128.0;
+/// Retries that come back in a second.
+const REFILL: f64 = 16.0;
+/// When the second and the third attempt begin, as parts of the caller's time and at the latest.
+const STARTS: [(f32, Duration); 2] =
+    [(0.1, Duration::from_millis(500)), (0.5, Duration::from_secs(5))];
+/// An attempt with less time than this is not worth making.
+const LEAST: Duration = Duration::from_millis(20);
+
+/// The retries that the callers of one key have left.
+#[derive(Debug)]
+pub(crate) struct RetryBudget(Mutex<(f64, Option<Instant>)>);
+
+impl Default for RetryBudget {
+    fn default() -> Self {
+        Self(Mutex::new((BUDGET, None)))
+    }
+}
+
+impl RetryBudget {
+    fn take(&self) -> bool {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (left, last) = *state;
+        let now = Instant::now();
+        let refill = last.map_or(0.0, |last| (now - last).as_secs_f64() * REFILL);
+        let left = (left + refill).min(BUDGET);
+        let taken = left >= 1.0;
+        *state = (if taken { left - 1.0 } else { left }, Some(now));
+        taken
+    }
+
+    /// Makes up to `attempts` attempts until one succeeds or fails for good. Returns how many
+    /// were made, too.
+    pub(crate) async fn run<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        deadline: Instant,
+        attempts: u32,
+        mut attempt: impl FnMut() -> F,
+    ) -> (Result<T, Error>, u32) {
+        let began = Instant::now();
+        let time = deadline.saturating_duration_since(began);
+        let mut made = 0;
+        loop {
+            let result = attempt().await;
+            made += 1;
+            let Err(error) = &result else { return (result, made) };
+            let again = made < attempts && error.kind().is_transient() && !error.is_final();
+            let start = STARTS.get(made as usize - 1).filter(|_| again);
+            let Some((part, latest)) = start else { return (result, made) };
+            let wake = began + jitter(time.mul_f32(*part).min(*latest));
+            if wake.max(Instant::now()) + LEAST > deadline || !self.take() {
+                return (result, made);
+            }
+            tracing::debug!(error = %error.report(), attempt = made, "trying again");
+            tokio::time::sleep_until(wake).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use futures_util::future::join_all;
+
+    use super::*;
+    use crate::Kind;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Fails until `heals`, as a KMS does; counts.
+    async fn ask(heals: Instant, calls: &AtomicU32, kind: Kind) -> Result<(), Error> {
+        calls.fetch_add(1, Ordering::SeqCst);
+        match Instant::now() < heals {
+            true => Err(Error::new(kind, "503")),
+            false => Ok(()),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_of_503_fails_none_of_64_callers_who_have_less_than_three() {
+        let (budget, calls) = (RetryBudget::default(), AtomicU32::new(0));
+        let (now, heals) = (Instant::now(), Instant::now() + SECOND);
+        let deadline = now + Duration::from_millis(2700);
+        let callers = (0..64)
+            .map(|_| budget.run(deadline, ATTEMPTS, || ask(heals, &calls, Kind::Unavailable)));
+        for (result, _) in join_all(callers).await {
+            assert!(result.is_ok());
+        }
+        assert_eq!(calls.load(Ordering::SeqCst), 64 * 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_request_takes_more_than_three_attempts_nor_its_callers_time() {
+        let (budget, calls) = (RetryBudget::default(), AtomicU32::new(0));
+        let deadline = Instant::now() + 3 * SECOND;
+        let never = Instant::now() + 100 * SECOND;
+        let asking = || ask(never, &calls, Kind::Throttled);
+        let (result, made) = budget.run(deadline, ATTEMPTS, asking).await;
+        assert_eq!(result.map_err(|error| error.kind()), Err(Kind::Throttled));
+        assert_eq!((made, calls.load(Ordering::SeqCst)), (3, 3));
+        assert!(Instant::now() < deadline);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_does_not_pass_is_not_repeated() {
+        let (budget, calls) = (RetryBudget::default(), AtomicU32::new(0));
+        let never = Instant::now() + 100 * SECOND;
+        for kind in [Kind::Denied, Kind::KeyState, Kind::Corrupt, Kind::Invalid, Kind::Bug] {
+            calls.store(0, Ordering::SeqCst);
+            let asking = || ask(never, &calls, kind);
+            budget.run(Instant::now() + SECOND, ATTEMPTS, asking).await.0.unwrap_err();
+            assert_eq!(calls.load(Ordering::SeqCst), 1, "{kind}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn in_a_lasting_outage_callers_together_repeat_little() {
+        let (budget, calls) = (RetryBudget::default(), AtomicU32::new(0));
+        let never = Instant::now() + 1000 * SECOND;
+        for _ in 0..10 {
+            let deadline = Instant::now() + 3 * SECOND;
+            let callers = (0..100)
+                .map(|_| budget.run(deadline, ATTEMPTS, || ask(never, &calls, Kind::Unavailable)));
+            join_all(callers).await;
+        }
+        let retries = calls.load(Ordering::SeqCst) - 1000;
+        assert!((128..600).contains(&retries), "{retries} retries");
+    }
+}

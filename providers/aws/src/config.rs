@@ -17,8 +17,8 @@ use crate::profile::Profiles;
 const MAX_CONTEXT: usize = 8 * 1024;
 /// Longest wait for a connection: the next address, or the next try, may be better.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
-/// What the SDKs give every client: enough for a hundred failures in a row.
-const RETRY_TOKENS: u32 = 500;
+/// Twice what the SDKs give every client: enough for the retries of 64 requests at once.
+const RETRY_TOKENS: u32 = 1000;
 
 /// One key of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

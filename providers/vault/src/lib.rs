@@ -74,8 +74,9 @@ pub struct Vault {
     session: Arc<Session>,
     transit: Transit,
     lineage: Mutex<Arc<Lineage>>,
-    /// Wrapped by this very key: who cannot unwrap it is another one.
-    witness: Mutex<Witness>,
+    /// Wrapped by this very key: who cannot unwrap it is another one. None until something was:
+    /// a key that may not encrypt has none.
+    witness: Mutex<Option<Witness>>,
     /// Looks at the key; held by who looks.
     looks: tokio::sync::Mutex<Looks>,
     legacy: bool,
@@ -129,7 +130,7 @@ impl Provider for Vault {
                 previous.check_lineage(&lineage)?;
                 held(&previous.witness).clone()
             }
-            None => Witness::make(&session, &transit, &lineage, deadline).await?,
+            None => None,
         };
         let settings = config.settings.as_ref();
         Ok(Self {
@@ -158,13 +159,33 @@ impl Provider for Vault {
         let Some(Named::Own(version)) = Named::read(key_id) else {
             return Err(Error::new(Kind::Bug, format!("{key_id} is no key_id of this provider")));
         };
-        let request = self.transit.encrypt(key_id, version, plaintext);
-        let answer = self.session.ask(request, call.deadline).await?;
-        if !answer.status.is_success() {
-            return Err(self.why_not_encrypted(&answer, version, call.deadline).await);
+        let (ciphertext, used) =
+            self.encrypt_with(key_id, version, Some(version), plaintext, call).await?;
+        if used != version {
+            let text = format!("Vault used version {used}, and not {version}, to encrypt");
+            return Err(Error::new(Kind::Bug, text).with_hint("nothing was stored"));
         }
-        let ciphertext = self.transit.encrypted(&answer, version)?;
         Ok(Sealed { key_id: key_id.clone(), ciphertext, annotations: BTreeMap::new() })
+    }
+
+    /// Names no version. If Vault has a newer one, what it wrapped is bound to the wrong key_id:
+    /// it is thrown away, and wrapped once more under the right one.
+    async fn encrypt_current(
+        &self,
+        known: &KeyId,
+        plaintext: &[u8],
+        call: &Call<'_>,
+    ) -> Result<Sealed, Error> {
+        let Some(Named::Own(version)) = Named::read(known) else {
+            return Err(Error::new(Kind::Bug, format!("{known} is no key_id of this provider")));
+        };
+        let (ciphertext, used) = self.encrypt_with(known, version, None, plaintext, call).await?;
+        if used == version {
+            let annotations = BTreeMap::new();
+            return Ok(Sealed { key_id: known.clone(), ciphertext, annotations });
+        }
+        let newer = self.look(call.deadline).await?.key_id()?;
+        self.encrypt(&newer, plaintext, call).await
     }
 
     async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
@@ -179,7 +200,11 @@ impl Provider for Vault {
     /// Unwraps it together with the witness, in one call: if that fails, the key is another one.
     async fn verify(&self, sealed: &Sealed, call: &Call<'_>) -> Result<(Secret, KeyId), Error> {
         let (bound, version) = self.bound(sealed, call.deadline).await?;
-        let witness = held(&self.witness).clone();
+        let Some(witness) = held(&self.witness).clone() else {
+            let plaintext = self.decrypt(sealed, call).await?;
+            self.keep_witness(sealed, version);
+            return Ok((plaintext, sealed.key_id.clone()));
+        };
         let request = self.transit.decrypt_both(&bound, &witness.bound());
         let answer = self.session.ask(request, call.deadline).await?;
         // A batch of which a part failed is answered with 400 and with what did not.
@@ -194,9 +219,8 @@ impl Provider for Vault {
         if !proven && self.look(call.deadline).await?.min_decryption() <= witness.version {
             return Err(self.replaced());
         }
-        let (ciphertext, key_id) = (sealed.ciphertext.clone(), sealed.key_id.clone());
-        *held(&self.witness) = Witness { ciphertext, key_id: key_id.clone(), version };
-        Ok((plaintext, key_id))
+        self.keep_witness(sealed, version);
+        Ok((plaintext, sealed.key_id.clone()))
     }
 
     async fn close(&self) {
@@ -216,6 +240,28 @@ impl Provider for Vault {
 impl Vault {
     fn lineage(&self) -> Arc<Lineage> {
         held(&self.lineage).clone()
+    }
+
+    fn keep_witness(&self, sealed: &Sealed, version: u32) {
+        let (ciphertext, key_id) = (sealed.ciphertext.clone(), sealed.key_id.clone());
+        *held(&self.witness) = Some(Witness { ciphertext, key_id, version });
+    }
+
+    /// Wraps under `key_id`, of which `version` is the version; `asked` is what Vault is told.
+    async fn encrypt_with(
+        &self,
+        key_id: &KeyId,
+        version: u32,
+        asked: Option<u32>,
+        plaintext: &[u8],
+        call: &Call<'_>,
+    ) -> Result<(Bytes, u32), Error> {
+        let request = self.transit.encrypt(key_id, asked, plaintext);
+        let answer = self.session.ask(request, call.deadline).await?;
+        if !answer.status.is_success() {
+            return Err(self.why_not_encrypted(&answer, version, call.deadline).await);
+        }
+        self.transit.encrypted(&answer)
     }
 
     /// Looks at the key, and says what Vault says. It must be the key that was there before.
@@ -384,23 +430,6 @@ impl Vault {
 }
 
 impl Witness {
-    /// Wraps 32 bytes that nobody needs.
-    async fn make(
-        session: &Arc<Session>,
-        transit: &Transit,
-        lineage: &Lineage,
-        deadline: Instant,
-    ) -> Result<Self, Error> {
-        let (key_id, version) = (lineage.key_id()?, lineage.latest());
-        let request = transit.encrypt(&key_id, version, Secret::random(32)?.expose());
-        let answer = session.ask(request, deadline).await?;
-        if !answer.status.is_success() {
-            return Err(transit.denied(&answer, "encrypt"));
-        }
-        let ciphertext = transit.encrypted(&answer, version)?;
-        Ok(Self { ciphertext, key_id, version })
-    }
-
     fn bound(&self) -> Bound<'_> {
         let ciphertext = std::str::from_utf8(&self.ciphertext).unwrap_or_default();
         Bound { ciphertext, key_id: Some(&self.key_id) }

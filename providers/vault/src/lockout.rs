@@ -56,7 +56,7 @@ impl Attempt {
                 let left = next.saturating_duration_since(Instant::now()).as_secs() + 1;
                 Err(Error::new(Kind::Denied, text.clone()).with_hint(format!(
                     "tried again in {left} s, so that Vault does not lock it; other credentials are tried at once"
-                )))
+                )).lasting())
             }
         }
     }

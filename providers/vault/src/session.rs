@@ -277,7 +277,7 @@ impl Session {
                 );
                 // Wrong credentials are a 400; a mount that is not there, say, locks nothing.
                 attempt.was_refused(&error, status == 400 && self.auth.can_be_locked());
-                return Err(error);
+                return Err(error.lasting());
             }
             _ => return Err(answer::refused(&answer, &of)),
         }

@@ -31,7 +31,8 @@ pub(crate) struct Transit {
 struct Encrypt<'a> {
     plaintext: &'a str,
     associated_data: &'a str,
-    key_version: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_version: Option<u32>,
     r#type: &'a str,
 }
 
@@ -109,8 +110,13 @@ impl Transit {
         Lineage::new(&self.kek, raw.data)
     }
 
-    /// Asks to wrap under one version.
-    pub(crate) fn encrypt(&self, key_id: &KeyId, version: u32, plaintext: &[u8]) -> Request {
+    /// Asks to wrap under one version, or under the newest.
+    pub(crate) fn encrypt(
+        &self,
+        key_id: &KeyId,
+        version: Option<u32>,
+        plaintext: &[u8],
+    ) -> Request {
         let plaintext = Zeroizing::new(STANDARD.encode(plaintext));
         let body = Encrypt {
             plaintext: &plaintext,
@@ -121,17 +127,18 @@ impl Transit {
         self.request(Method::POST, "encrypt", json(&body))
     }
 
-    /// Reads what was wrapped: it must be under just that version.
-    pub(crate) fn encrypted(&self, answer: &Answer, version: u32) -> Result<Bytes, Error> {
+    /// Reads what was wrapped, and under which version.
+    pub(crate) fn encrypted(&self, answer: &Answer) -> Result<(Bytes, u32), Error> {
         let of = format!("encrypt with {}", self.kek.shown());
         let found: Data<Encrypted> = answer::read(answer, &of)?;
         let Encrypted { ciphertext, key_version } = found.data;
         let written = crate::lineage::version_of(ciphertext.as_bytes());
-        if written != Some(version) || key_version.is_some_and(|used| used != version) {
-            let text = format!("{of}: Vault used another version than {version}");
-            return Err(Error::new(Kind::Bug, text).with_hint("nothing was stored"));
-        }
-        Ok(Bytes::from(ciphertext.into_bytes()))
+        let agreed = written.filter(|written| key_version.is_none_or(|used| used == *written));
+        let version = agreed.ok_or_else(|| {
+            let text = format!("{of}: Vault does not say which version it used");
+            Error::new(Kind::Bug, text).with_hint("nothing was stored")
+        })?;
+        Ok((Bytes::from(ciphertext.into_bytes()), version))
     }
 
     /// Asks to unwrap one ciphertext.

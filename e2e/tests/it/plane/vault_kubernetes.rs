@@ -147,7 +147,7 @@ async fn start_plugin(
 ) -> Result<(VaultPlugin, KmsClient)> {
     let listen = format!("unix://{}", dir.join("kms.sock").display());
     let config = json!({
-        "probe": {"interval": "500ms", "timeout": "5s", "coast": "1s"},
+        "probe": {"interval": "500ms", "timeout": "5s", "coast": "11s"},
         "keys": [{
             "id": 1, "listen": listen, "kek": {"key": "kms"},
             "settings": {"address": bao.address(), "tls": {"caFile": bao.ca()}},

@@ -116,7 +116,7 @@ async fn vault_throttles(scene: &mut Scene, load: &Load) -> Result<()> {
     scene.sufferer.heals().await
 }
 
-/// For good, so the plugin does not coast; the shim in front of it does. A new
+/// For good, so neither the plugin nor the shim in front of it coasts. A new
 /// secret-id in its file is all that is needed.
 async fn everything_that_was_given_is_revoked(scene: &mut Scene, load: &Load) -> Result<()> {
     let secret_id = fs::read_to_string(&scene.secret_id)?;

@@ -79,7 +79,8 @@ async fn a_sick_key_does_not_slow_another_key_of_the_process() {
         format!("--listen={},{}", at("a.sock"), at("b.sock")),
         "--health-port=127.0.0.1:0".to_owned(),
         "--probe-interval=1s".to_owned(),
-        "--coast=2s".to_owned(),
+        "--probe-timeout=2s".to_owned(),
+        "--coast=9s".to_owned(),
     ];
     let plugin = aws.serve_with(&flags).await;
     let (sick_one, well) = (kms(&plugin, "a").await, kms(&plugin, "b").await);

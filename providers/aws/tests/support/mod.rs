@@ -18,7 +18,7 @@ use tokio::sync::OnceCell;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long passing faults are borne, unless a test says otherwise.
-pub(crate) const COAST: Duration = Duration::from_secs(3);
+pub(crate) const COAST: Duration = Duration::from_secs(9);
 
 /// What the tests wrap: no run of these bytes occurs elsewhere by chance.
 pub(crate) const PLAINTEXT: [u8; 32] = *b"Zq3!promised-never-to-be-seen#7x";
@@ -137,7 +137,7 @@ impl Aws {
             format!("--key={key}"),
             format!("--region={REGION}"),
             format!("--listen={}", self.dir().join("kms.sock").display()),
-            "--probe-interval=1s".to_owned(),
+            "--probe-interval=300ms".to_owned(),
             "--probe-timeout=2s".to_owned(),
             format!("--coast={}s", COAST.as_secs()),
         ]

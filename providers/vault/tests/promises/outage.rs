@@ -132,7 +132,7 @@ async fn a_slow_server_is_felt_as_latency_and_a_cut_connection_not_at_all() {
     let mut key = stage.app_role_key(1, &stage.key);
     key["settings"]["address"] = format!("https://{}", gateway.address()).into();
     let mut document = quick(&[key]);
-    document["probe"] = json!({"interval": "500ms", "timeout": "10s", "coast": "1s"});
+    document["probe"] = json!({"interval": "500ms", "timeout": "10s", "coast": "16s"});
     let mut served = stage.serve_document(&document).await;
     let sealed = served.round_trip().await;
     gateway.inject(Fault::Slow(Duration::from_millis(250)));

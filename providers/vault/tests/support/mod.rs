@@ -379,12 +379,12 @@ impl Pulse {
 
 /// The configuration of some keys, with quick probes.
 pub(crate) fn quick(keys: &[Value]) -> Value {
-    json!({"keys": keys, "probe": {"interval": "500ms", "timeout": "2s", "coast": "1s"}})
+    json!({"keys": keys, "probe": {"interval": "500ms", "timeout": "2s", "coast": "8s"}})
 }
 
 /// The same with probes that do not come again while a test runs.
 pub(crate) fn calm(keys: &[Value]) -> Value {
-    json!({"keys": keys, "probe": {"interval": "1h", "timeout": "10s", "coast": "60s"}})
+    json!({"keys": keys, "probe": {"interval": "1h", "timeout": "10s", "coast": "2h"}})
 }
 
 pub(crate) fn binary() -> &'static str {

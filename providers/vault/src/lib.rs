@@ -184,6 +184,10 @@ impl Provider for Vault {
             let annotations = BTreeMap::new();
             return Ok(Sealed { key_id: known.clone(), ciphertext, annotations });
         }
+        if used < version {
+            // A replica lags behind, or an old backup was restored: what is announced stays.
+            return self.encrypt(known, plaintext, call).await;
+        }
         let newer = self.look(call.deadline).await?.key_id()?;
         self.encrypt(&newer, plaintext, call).await
     }
@@ -202,6 +206,8 @@ impl Provider for Vault {
         let (bound, version) = self.bound(sealed, call.deadline).await?;
         let Some(witness) = held(&self.witness).clone() else {
             let plaintext = self.decrypt(sealed, call).await?;
+            // Nothing proves yet that the key is still the one that was looked at: look again.
+            self.look(call.deadline).await?;
             self.keep_witness(sealed, version);
             return Ok((plaintext, sealed.key_id.clone()));
         };

@@ -171,7 +171,7 @@ pub(crate) fn sound(seen: &Seen, token: &str, made: &[i64]) -> Reply {
         return Reply::new(200, &json!({"data": data}));
     }
     if seen.is("/encrypt/") {
-        let version = seen.body["key_version"].as_u64().unwrap();
+        let version = seen.body["key_version"].as_u64().unwrap_or(latest as u64);
         let index = usize::try_from(version).unwrap() - 1;
         let hidden = seen.body["plaintext"].as_str().unwrap();
         let ciphertext = format!("vault:v{version}:{}/{hidden}", made[index]);

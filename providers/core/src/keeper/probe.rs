@@ -93,7 +93,11 @@ impl Keeper {
         let canary = self.spec.canary.clone().filter(|_| !self.should_encrypt());
         let known = canary.or_else(|| self.sample());
         if let Some(known) = &known {
-            self.reads(backend, known).await.map_err(canary_failed)?;
+            // What does not authenticate was encrypted by another key: this one knows its own.
+            self.reads(backend, known).await.map_err(|error| match error.kind() {
+                Kind::Corrupt | Kind::Invalid => another_key().with_source(error),
+                _ => error,
+            })?;
         }
         if !active.encrypts && (known.is_none() || self.is_due(self.described, DESCRIBE_EVERY)) {
             let named = self.describe(backend).await;
@@ -179,8 +183,8 @@ impl Keeper {
         }
         let Some(sample) = self.sample() else { return Ok(()) };
         self.reads(backend, &sample).await.map_err(|error| match error.kind() {
-            kind if kind.is_transient() => error,
-            _ => another_key().with_source(error),
+            Kind::KeyState | Kind::Corrupt | Kind::Invalid => another_key().with_source(error),
+            _ => error,
         })
     }
 
@@ -197,7 +201,7 @@ fn another_key() -> Error {
 }
 
 fn canary_failed(error: Error) -> Error {
-    if error.kind().is_transient() {
+    if !matches!(error.kind(), Kind::KeyState | Kind::Corrupt | Kind::Invalid) {
         return error;
     }
     Error::new(Kind::KeyState, "the canary cannot be decrypted")

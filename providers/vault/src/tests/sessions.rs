@@ -98,7 +98,9 @@ async fn what_a_fresh_token_may_not_do_is_denied_without_login_after_login() {
     })
     .await;
     let secret = Secret::new();
-    let error = refusal(connect(&secret.config(&[server.url()])).await);
+    let vault = connect(&secret.config(&[server.url()])).await.unwrap();
+    let key_id = vault.key_id().await.unwrap();
+    let error = vault.encrypt(&key_id, b"plain", &call()).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Denied);
     assert!(error.report().contains("update on transit/encrypt/kms"), "{}", error.report());
     assert_eq!(server.seen("/login").len(), 1);
@@ -228,7 +230,7 @@ async fn replicas_are_told_what_they_must_know() {
     .await;
     let secret = Secret::new();
     connect(&secret.config(&[server.url()])).await.unwrap();
-    let asked = &server.seen("/encrypt/")[0];
+    let asked = &server.seen("/keys/")[0];
     assert_eq!(asked.header("x-vault-index"), Some("djE6abc"));
     assert_eq!(asked.header("x-vault-inconsistent"), Some("forward-active-node"));
     assert_eq!(asked.header("x-vault-request"), Some("true"));
@@ -250,5 +252,5 @@ async fn namespaces_of_key_and_login_are_kept_apart() {
         seen.map(|seen| seen.header("x-vault-namespace").map(str::to_owned)).collect()
     };
     assert_eq!(of("/login"), [Some("team/a".into()), Some("logins".into()), None]);
-    assert!(of("/encrypt/").iter().all(|found| found.as_deref() == Some("team/a")));
+    assert!(of("/keys/").iter().all(|found| found.as_deref() == Some("team/a")));
 }

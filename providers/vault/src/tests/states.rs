@@ -47,6 +47,8 @@ async fn one_call_for_each_request_bound_to_version_and_key_id() {
     let stage = Stage::new().await;
     let vault = stage.connect().await;
     let key_id = vault.key_id().await.unwrap();
+    let first = vault.encrypt(&key_id, b"first", &call()).await.unwrap();
+    vault.verify(&first, &call()).await.unwrap();
     let before = stage.server.seen("").len();
     let sealed = vault.encrypt(&key_id, b"plain", &call()).await.unwrap();
     assert_eq!(stage.server.seen("").len(), before + 1);
@@ -62,6 +64,23 @@ async fn one_call_for_each_request_bound_to_version_and_key_id() {
     assert_eq!(stage.server.seen("").len(), before + 3);
     let asked = stage.server.seen("/decrypt/").pop().unwrap();
     assert_eq!(asked.body["associated_data"], aad.as_str());
+}
+
+#[tokio::test]
+async fn a_probe_names_no_version_and_so_learns_of_a_rotation_in_one_call() {
+    let stage = Stage::new().await;
+    let vault = stage.connect().await;
+    let first = vault.key_id().await.unwrap();
+    let before = stage.server.seen("").len();
+    let sealed = vault.encrypt_current(&first, b"plain", &call()).await.unwrap();
+    assert_eq!(sealed.key_id, first);
+    assert_eq!(stage.server.seen("").len(), before + 1);
+    let asked = stage.server.seen("/encrypt/").pop().unwrap();
+    assert!(asked.body.get("key_version").is_none(), "{}", asked.body);
+    stage.set(&[MADE, MADE + 9]);
+    let sealed = vault.encrypt_current(&first, b"plain", &call()).await.unwrap();
+    assert_ne!(sealed.key_id, first);
+    assert_eq!(vault.verify(&sealed, &call()).await.unwrap().0.expose(), b"plain");
 }
 
 #[tokio::test]

@@ -5,7 +5,8 @@
 //! guess at an envelope it does not know, and to let a key go while anything could need it.
 //!
 //! The one invariant: **yes means that every object was looked at**. What is unknown, unreadable
-//! or too much to tell apart turns the answer into "unknown".
+//! or too much to tell apart turns the answer into "unknown"; so does a place with nothing in it,
+//! which is another etcd, or another prefix, than kube-apiserver's.
 //!
 //! etcd is read page by page at one revision, in memory that does not grow with the number of
 //! objects.
@@ -97,6 +98,9 @@ pub struct Census {
     pub history: Vec<Row>,
     /// Keys that are not Kubernetes'.
     pub other: u64,
+    /// Prefixes under which there is nothing at all: no kube-apiserver stores anything there. Of
+    /// those that are looked at by default one is enough.
+    pub blank: Vec<String>,
     /// The objects that were to be named.
     pub listed: Vec<String>,
     /// How many more of them there are.
@@ -125,12 +129,27 @@ impl Census {
         by_key(&self.rows)
     }
 
+    /// Why this count says nothing of what kube-apiserver has stored, if it does not.
+    pub fn doubt(&self) -> Option<String> {
+        (!self.blank.is_empty()).then(|| blank(&self.blank))
+    }
+
     /// What the subject of a question is still needed for.
     pub fn needs(&self, question: &Question) -> Needs {
         let mut needs = Needs { history: question.count(&self.history).0, ..Needs::default() };
         (needs.objects, needs.undecided) = question.count(&self.rows);
         needs
     }
+}
+
+/// That nothing is there, and what to look at.
+pub(crate) fn blank(prefixes: &[String]) -> String {
+    format!(
+        "nothing at all is stored under {}, so nothing can be told: is this the etcd of \
+         kube-apiserver (its --etcd-servers), and are its objects there (its --etcd-prefix, which \
+         is --prefix here)?",
+        prefixes.join(" and ")
+    )
 }
 
 /// How many objects there are in all.

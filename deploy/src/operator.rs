@@ -24,6 +24,7 @@ pub mod lease;
 pub mod metrics;
 pub mod page;
 pub mod pki;
+mod policy;
 pub mod proxy;
 pub mod quiet;
 mod reason;

@@ -10,6 +10,7 @@
 //! and each step may be taken twice: whoever is killed goes on where it was.
 
 mod drive;
+mod given_up;
 mod plane;
 mod state;
 mod store;

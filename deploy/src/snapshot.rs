@@ -93,6 +93,7 @@ fn read(
         rows: counts.rows,
         history: history.rows,
         other: counts.other,
+        blank: counts.blank,
         listed: counts.listed,
         unlisted: counts.unlisted,
     };

@@ -44,7 +44,10 @@ pub async fn count(
     while let Some(range) = reader.ranges.pop_front() {
         reader.read(etcd, range, watch).await?;
     }
-    let Counts { rows, other, listed, unlisted } = reader.tally.rows();
+    if !options.resources.is_empty() {
+        reader.look_around(etcd, watch).await?;
+    }
+    let Counts { rows, other, blank, listed, unlisted } = reader.tally.rows();
     Ok(Census {
         cluster: etcd.cluster(),
         revision: reader.revision,
@@ -54,6 +57,7 @@ pub async fn count(
         rows,
         history: Vec::new(),
         other,
+        blank,
         listed,
         unlisted,
     })
@@ -105,6 +109,22 @@ impl Reader {
                 _ => return Ok(()),
             }
         }
+    }
+
+    /// There may be no object of just these resources: is there any other where they would be?
+    async fn look_around(
+        &mut self,
+        etcd: &mut Etcd,
+        watch: &mut dyn FnMut(Step<'_>),
+    ) -> Result<(), Error> {
+        for prefix in self.tally.blank() {
+            self.limit = 1;
+            let Range(from, end) = below(&format!("{prefix}/"));
+            for entry in &self.page(etcd, &from, &end, watch).await?.kvs {
+                self.tally.see(&entry.key);
+            }
+        }
+        Ok(())
     }
 
     /// One page from `from` on.

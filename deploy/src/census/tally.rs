@@ -1,6 +1,6 @@
 //! Counts by resource and by what objects are under. Bounded, whatever etcd holds.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use bytes::Bytes;
 
@@ -25,6 +25,10 @@ pub(crate) struct Tally {
     limit: usize,
     rows: HashMap<(String, Under), u64>,
     other: u64,
+    /// Prefixes under which there is something, selected or not.
+    seen: BTreeSet<usize>,
+    /// Something of Kubernetes is there, under whatever prefix.
+    found: bool,
     listed: Vec<String>,
     unlisted: u64,
 }
@@ -52,6 +56,8 @@ impl Tally {
             limit: options.limit,
             rows: HashMap::new(),
             other: 0,
+            seen: BTreeSet::new(),
+            found: false,
             listed: Vec::new(),
             unlisted: 0,
         }
@@ -71,6 +77,7 @@ impl Tally {
                 return;
             }
         };
+        self.found = true;
         let selected = self.selectors.is_empty()
             || resource.as_ref().is_some_and(|r| self.selectors.iter().any(|s| s.selects(r)));
         if !selected {
@@ -86,8 +93,24 @@ impl Tally {
         self.add(name, under);
     }
 
+    /// Prefixes under which nothing was found, if that is of any matter.
+    pub(super) fn blank(&self) -> Vec<String> {
+        if self.anywhere && self.found {
+            return Vec::new();
+        }
+        let unseen = (0..self.prefixes.len()).filter(|index| !self.seen.contains(index));
+        let text = |index: usize| String::from_utf8_lossy(&self.prefixes[index]).into_owned();
+        unseen.map(|index| text(index).trim_end_matches('/').to_owned()).collect()
+    }
+
+    /// Notes that an object has this key, which is not counted.
+    pub(super) fn see(&mut self, key: &[u8]) {
+        self.found |= !matches!(self.place(key), Place::Outside(_));
+    }
+
     /// The counts, in order.
     pub(crate) fn rows(self) -> Counts {
+        let blank = self.blank();
         let mut rows: Vec<Row> = self
             .rows
             .into_iter()
@@ -95,7 +118,7 @@ impl Tally {
             .collect();
         rows.sort_by(|a, b| (&a.resource, &a.under).cmp(&(&b.resource, &b.under)));
         let Self { other, listed, unlisted, .. } = self;
-        Counts { rows, other, listed, unlisted }
+        Counts { rows, other, blank, listed, unlisted }
     }
 
     fn add(&mut self, resource: String, under: Under) {
@@ -110,9 +133,12 @@ impl Tally {
         }
     }
 
-    fn place(&self, key: &[u8]) -> Place {
-        let below = self.prefixes.iter().find_map(|prefix| key.strip_prefix(prefix.as_slice()));
-        if let Some(path) = below {
+    fn place(&mut self, key: &[u8]) -> Place {
+        let mut prefixes = self.prefixes.iter().enumerate();
+        let below = prefixes
+            .find_map(|(index, prefix)| Some((index, key.strip_prefix(prefix.as_slice())?)));
+        if let Some((index, path)) = below {
+            self.seen.insert(index);
             return Resource::of_path(path).map_or(Place::Strange, Place::Resource);
         }
         // `--etcd-prefix` may be anything: take its first part for it.
@@ -127,6 +153,7 @@ impl Tally {
 pub(crate) struct Counts {
     pub(crate) rows: Vec<Row>,
     pub(crate) other: u64,
+    pub(crate) blank: Vec<String>,
     pub(crate) listed: Vec<String>,
     pub(crate) unlisted: u64,
 }
@@ -213,6 +240,26 @@ mod tests {
             (counts.listed.as_slice(), counts.unlisted),
             (&["/registry/secrets/a/b".to_owned()][..], 1)
         );
+    }
+
+    #[test]
+    fn a_prefix_with_nothing_under_it_is_told_and_a_resource_without_objects_is_not() {
+        let entries = [("/registry/pods/a/b", CLEAR), ("/calico/x/y", b"{}")];
+        let blank = |prefixes: &[&str], resources: &[&str], entries| {
+            let prefixes = prefixes.iter().map(|prefix| (*prefix).to_owned()).collect();
+            let parsed = resources.iter().map(|name| name.parse());
+            let resources = parsed.collect::<Result<_, _>>().unwrap_or_else(|_| unreachable!());
+            tally(&Options { prefixes, resources, ..Options::default() }, entries).blank
+        };
+        assert_eq!(blank(&[], &[], &entries), [""; 0], "any of the usual prefixes is enough");
+        assert_eq!(blank(&[], &["secrets"], &entries), [""; 0]);
+        assert_eq!(blank(&["/registry"], &["secrets"], &entries), [""; 0]);
+        assert_eq!(blank(&["/registry", "/wrong"], &[], &entries), ["/wrong"]);
+        assert_eq!(blank(&["/reg"], &[], &entries), ["/reg"]);
+        let usual = ["/registry", "/kubernetes.io", "/openshift.io"];
+        assert_eq!(blank(&[], &[], &entries[1..]), usual, "of others nothing can be told");
+        let own = [("/my-own/secrets/a/b", CBC)];
+        assert_eq!(blank(&[], &["pods"], &own), [""; 0], "it is kube-apiserver's");
     }
 
     #[test]

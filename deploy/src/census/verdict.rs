@@ -104,6 +104,11 @@ pub enum Verdict {
         /// What is in the way.
         undecided: Vec<Row>,
     },
+    /// There was nothing to count: it cannot be told either.
+    Blank {
+        /// Where.
+        prefixes: Vec<String>,
+    },
 }
 
 /// What must come before the second count.
@@ -172,6 +177,9 @@ impl Question {
         }
         if !needs.undecided.is_empty() {
             return (Verdict::Unknown { undecided: needs.undecided }, None);
+        }
+        if !census.blank.is_empty() {
+            return (Verdict::Blank { prefixes: census.blank.clone() }, None);
         }
         let Some(first) = first.filter(|first| self.counts(first, census)) else {
             let first = self.sighting(census);

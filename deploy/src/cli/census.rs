@@ -22,6 +22,8 @@ const HELP: &str = "Examples:
 
 Nothing is decrypted, and nothing is written to etcd.
 
+A prefix with nothing at all under it makes every answer unknown: it is not kube-apiserver's.
+
 --may-drop: yes takes two counts of zero that are more than three minutes apart, and a compaction
 of etcd between them. The first count is kept in a file; the second call goes on from there.
 
@@ -114,8 +116,9 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<Exit, Error> {
         }
     };
     watch.finish();
-    console.answer(&Counted::new(census, source, stanzas.as_ref(), options.list.is_some()))?;
-    Ok(Exit::Success)
+    let counted = Counted::new(census, source, stanzas.as_ref(), options.list.is_some());
+    console.answer(&counted)?;
+    Ok(counted.exit())
 }
 
 /// Asks as often as it takes, or once.

@@ -68,8 +68,17 @@ struct Answer {
     state: State,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     plan: Vec<String>,
+    /// Why the key of a rotation that was given up is still published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stays: Option<String>,
     #[serde(skip)]
     seconds: u64,
+}
+
+impl Answer {
+    fn of(state: State) -> Self {
+        Self { state, plan: Vec::new(), stays: None, seconds: 0 }
+    }
 }
 
 /// Tells a person how it goes.
@@ -79,12 +88,12 @@ struct Told<'a> {
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<Exit, Error> {
     let begun = std::time::Instant::now();
-    let (state, plan) = super::block_on(work(args, console))?;
-    console.answer(&Answer { state, plan, seconds: begun.elapsed().as_secs() })?;
+    let answer = super::block_on(work(args, console))?;
+    console.answer(&Answer { seconds: begun.elapsed().as_secs(), ..answer })?;
     Ok(Exit::Success)
 }
 
-async fn work(args: &Args, console: &Console) -> Result<(State, Vec<String>), Error> {
+async fn work(args: &Args, console: &Console) -> Result<Answer, Error> {
     let FleetArgs { access, namespace, .. } = &args.fleet;
     let source = Source::of(args.file.clone(), namespace.clone(), access.clone());
     let (path, group) = (args.to_dir.clone(), Some(args.gid));
@@ -102,17 +111,17 @@ async fn work(args: &Args, console: &Console) -> Result<(State, Vec<String>), Er
             return Err(Error::refused(format!("key {} writes already", to.id)));
         };
         let plan = plan(&wanted, &files, &state, &live)?;
-        return Ok((state, plan));
+        return Ok(Answer { plan, ..Answer::of(state) });
     }
     let mut plane = args.plane(target, wanted, files, console).await?;
-    let state = if args.abort {
-        rotate::abort(&store, &mut plane).await?
-    } else {
-        let started = rotate::begin(&store, from, to).await?;
-        let patience = Patience { limit: args.patience, ..Patience::default() };
-        rotate::drive(&store, started, &mut plane, &mut Told { console }, patience).await?
-    };
-    Ok((state, Vec::new()))
+    if args.abort {
+        let (state, stays) = rotate::abort(&store, &mut plane).await?;
+        return Ok(Answer { stays, ..Answer::of(state) });
+    }
+    let started = rotate::begin(&store, &live, from, to).await?;
+    let patience = Patience { limit: args.patience, ..Patience::default() };
+    let told = &mut Told { console };
+    Ok(Answer::of(rotate::drive(&store, started, &mut plane, told, patience).await?))
 }
 
 impl Args {
@@ -203,8 +212,11 @@ impl Report for Answer {
             return self.plan.join("\n");
         }
         let (from, to) = (self.state.from.id, self.state.to.id);
-        match self.state.stage {
-            Stage::Interrupted => format!(
+        match (self.state.stage, &self.stays) {
+            (Stage::Interrupted, Some(why)) => format!(
+                "given up: key {from} writes as before.\nKey {to} stays to read, because data may be under it: {why}.\nWhether it may go: sidekey census --may-drop {to}"
+            ),
+            (Stage::Interrupted, None) => format!(
                 "given up: key {from} writes as before, key {to} never did.\nThe number {to} is used up: the next key is {}.",
                 to + 1
             ),

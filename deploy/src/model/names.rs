@@ -25,6 +25,8 @@ pub const SHIM_SOCKET: &str = "unix:///var/run/kmsplugin/kms.sock";
 pub const SHIM_ADMIN: &str = "127.0.0.1:8093";
 /// Where the operator reaches the shims, on their pods' addresses, with mutual TLS.
 pub const SHIM_ADMIN_TLS_PORT: u16 = 8094;
+/// The NetworkPolicy that lets the operator through to that port.
+pub const SHIM_POLICY: &str = "sidekey-shims";
 /// The CA of a control plane: its certificates and its key, for the operator alone.
 pub const CA_SECRET: &str = "sidekey-ca";
 /// The shims' certificate.

@@ -42,7 +42,7 @@ use serde_json::json;
 
 use super::context::Context;
 use super::pki::{self, Pki};
-use super::{fronts, proxy, roll};
+use super::{fronts, policy, proxy, roll};
 use crate::fleet::{Fleet, Observation, Pods, Replica};
 use crate::model::{API_VERSION, Injection, KIND, Key, Placement, SecretEncryption, names};
 use crate::publish::{self, Live, Target};
@@ -322,9 +322,11 @@ impl<'a> Pass<'a> {
         let Some(pki) = &self.pki else { return Ok(Asked::default()) };
         if published.draft.document.spec.keys.is_empty() {
             // Heads of before are there still; shims need not be.
+            policy::remove(self.ctx, &self.wanted).await?;
             outlook::tell(&Observation::default(), &published.draft, self.report);
             return Ok(Asked::default());
         }
+        policy::ensure(self.ctx, &self.wanted).await?;
         let pods = pods(self.ctx, &self.wanted, &self.namespace);
         let tls = pki.client()?;
         let pods = pods.direct(tls.clone(), names::SHIM_NAME, names::SHIM_ADMIN_TLS_PORT);

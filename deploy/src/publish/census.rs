@@ -46,6 +46,11 @@ impl Proof {
             let key = subject["key"].as_u64().map(|key| key.to_string());
             let subject = key.or_else(|| subject["name"].as_str().map(str::to_owned));
             if answer == "yes" {
+                if value["counted"].as_u64().unwrap_or_default() == 0 {
+                    return Err("it has counted nothing at all: count the etcd and the prefix of \
+                                kube-apiserver"
+                        .to_owned());
+                }
                 proof.unused = subject;
             }
             return Ok(proof);
@@ -75,7 +80,7 @@ mod tests {
     #[test]
     fn only_a_fresh_yes_proves_anything() {
         let now = humantime::parse_rfc3339_weak("2026-01-01T00:30:00Z").unwrap();
-        let answer = |may: &str, at: &str| json!({"mayDrop": may, "subject": {"key": 1}, "finished": at, "objects": 0});
+        let answer = |may: &str, at: &str| json!({"mayDrop": may, "subject": {"key": 1}, "finished": at, "objects": 0, "counted": 40});
         let yes = Proof::read(&answer("yes", "2026-01-01T00:00:00Z"), now).unwrap();
         assert_eq!(yes.unused.as_deref(), Some("1"));
         for other in ["no", "not-yet", "unknown"] {
@@ -84,6 +89,11 @@ mod tests {
         }
         assert!(Proof::read(&answer("yes", "2025-12-31T23:00:00Z"), now).is_err());
         assert!(Proof::read(&json!({"mayDrop": "yes"}), now).is_err());
+        for counted in [json!(0), json!(null)] {
+            let mut nothing = answer("yes", "2026-01-01T00:00:00Z");
+            nothing["counted"] = counted;
+            assert!(Proof::read(&nothing, now).unwrap_err().contains("has counted nothing"));
+        }
         assert!(Proof::read(&json!({}), now).is_err());
     }
 

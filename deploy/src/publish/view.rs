@@ -65,6 +65,11 @@ impl View {
         Ok(view)
     }
 
+    /// Whether data from before the shim is this key's, whatever the key itself has written.
+    pub(crate) fn reads_legacy(&self, key: KeyNumber) -> bool {
+        self.legacy.values().any(|other| *other == key)
+    }
+
     /// A file or directory: an EncryptionConfiguration, a shim's file, a Secret's manifest, or
     /// what `publish --to-dir` has filled.
     pub fn load(path: &Path) -> Result<Self, Error> {

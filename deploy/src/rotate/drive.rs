@@ -4,6 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::{Kept, Stage, State, Step, Store, Turn};
 use crate::Error;
+use crate::publish::Live;
 
 /// Between two looks at the replicas.
 const POLL: Duration = Duration::from_secs(2);
@@ -17,8 +18,9 @@ pub trait World {
     /// Publishes the new key as a reader, or as the writer; gives the revision.
     async fn publish(&mut self, state: &State, as_writer: bool) -> Result<u64, Error>;
 
-    /// Publishes without the new key, which never wrote.
-    async fn withdraw(&mut self, state: &State) -> Result<(), Error>;
+    /// Publishes without the new key, if it is certain that nothing is stored under it; gives why
+    /// it stays, if it does.
+    async fn withdraw(&mut self, state: &State) -> Result<Option<String>, Error>;
 
     /// Which shims do not read with the new key yet, and why; none: all do.
     async fn missing_readers(&mut self, state: &State) -> Result<Vec<String>, Error>;
@@ -57,7 +59,12 @@ impl Default for Patience {
 
 /// The rotation to be driven: the one under way, or a new one. `from` is none if `to` writes
 /// already, which is so towards the end of a rotation, too.
-pub async fn begin(store: &Store, from: Option<Turn>, to: Turn) -> Result<(Kept, State), Error> {
+pub async fn begin(
+    store: &Store,
+    live: &Live,
+    from: Option<Turn>,
+    to: Turn,
+) -> Result<(Kept, State), Error> {
     let kept = store.load().await?;
     check_number(kept.state.as_ref(), &to)?;
     match &kept.state {
@@ -73,7 +80,8 @@ pub async fn begin(store: &Store, from: Option<Turn>, to: Turn) -> Result<(Kept,
                 return Err(Error::refused(format!("key {} writes already", to.id))
                     .hint("there is nothing to rotate; other changes are for `sidekey publish`"));
             };
-            let state = State::begin(from, to, &now(), before.clone());
+            let mut state = State::begin(from, to, &now(), before.clone());
+            state.note_published(live)?;
             let kept = store.save(&kept, &state).await?;
             Ok((kept, state))
         }
@@ -132,17 +140,20 @@ pub async fn drive(
     }
 }
 
-/// Gives the rotation up, if it was never promoted.
-pub async fn abort(store: &Store, world: &mut impl World) -> Result<State, Error> {
+/// Gives the rotation up, if it was never promoted; gives why its key stays, if it does.
+pub async fn abort(
+    store: &Store,
+    world: &mut impl World,
+) -> Result<(State, Option<String>), Error> {
     let kept = store.load().await?;
     let Some(state) = &kept.state else {
         return Err(Error::refused("no rotation is under way, and there never was one"));
     };
     let aborted = state.abort(&now())?;
     // Written down only once it is so: until then it can be aborted again, or gone on with.
-    world.withdraw(state).await?;
+    let stays = world.withdraw(state).await?;
     store.save(&kept, &aborted).await?;
-    Ok(aborted)
+    Ok((aborted, stays))
 }
 
 async fn wait(

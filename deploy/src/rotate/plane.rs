@@ -129,14 +129,22 @@ impl World for Plane {
         self.put(&document, &Options::default()).await
     }
 
-    async fn withdraw(&mut self, state: &State) -> Result<(), Error> {
+    async fn withdraw(&mut self, state: &State) -> Result<Option<String>, Error> {
         let live = self.target.live(&self.wanted.name).await?;
+        let to = KeyNumber(state.to.id);
+        if live.view()?.writer() == Some(to) {
+            return Err(writes_already(to));
+        }
+        let there = live.views()?.iter().any(|view| view.keys.contains_key(&to));
+        let stays = state.may_hold_data(&live)?;
+        if !there || stays.is_some() {
+            return Ok(stays.filter(|_| there));
+        }
         let mut document = self.document(state, &live, state.from.id)?;
-        document.spec.keys.retain(|key| key.id.0 != state.to.id);
-        // It never wrote, so nothing can need it.
-        let drop = BTreeSet::from([state.to.id.to_string()]);
+        document.spec.keys.retain(|key| key.id != to);
+        let drop = BTreeSet::from([to.to_string()]);
         self.put(&document, &Options { drop, ..Options::default() }).await?;
-        Ok(())
+        Ok(None)
     }
 
     async fn missing_readers(&mut self, state: &State) -> Result<Vec<String>, Error> {
@@ -184,6 +192,16 @@ impl World for Plane {
     }
 }
 
+/// Somebody has published it so, beside the rotation.
+fn writes_already(key: KeyNumber) -> Error {
+    Error::refused(format!("key {key} writes, though the rotation has not come to that yet")).hint(
+        format!(
+            "somebody published it so: data is under it. Go on with the rotation (run the same \
+             command without --abort), then rotate to a new number to leave key {key} again"
+        ),
+    )
+}
+
 fn unfinished(outcome: &migrate::Outcome) -> Error {
     let failed: u64 = outcome.resources.iter().map(|resource| resource.counts.failed).sum();
     let mut reasons: Vec<String> = outcome
@@ -200,3 +218,6 @@ fn unfinished(outcome: &migrate::Outcome) -> Error {
     Error::failed(format!("{failed} objects are not under the new key{reasons}"))
         .hint("both keys stay in use; mend what is named and run the same command again")
 }
+
+#[cfg(test)]
+mod tests;

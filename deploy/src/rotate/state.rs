@@ -57,8 +57,8 @@ pub struct State {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<serde_json::Value>,
     /// The new key was published before the rotation began: it may be needed, whatever becomes of
-    /// the rotation.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// the rotation. So it is where nobody wrote down that it was not.
+    #[serde(default = "unknown")]
     pub published_before: bool,
     /// The revision with the new key as reader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,6 +104,11 @@ pub enum Step {
     Migrate,
     /// Nothing.
     Nothing,
+}
+
+/// What nobody wrote down is taken for published.
+fn unknown() -> bool {
+    true
 }
 
 impl Stage {

@@ -134,9 +134,13 @@ fn sample() -> Vec<u8> {
 }
 
 fn counted(bytes: &[u8]) -> Result<(Census, Integrity), Error> {
+    counted_with(bytes, &Options::default())
+}
+
+fn counted_with(bytes: &[u8], options: &Options) -> Result<(Census, Integrity), Error> {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
-    count(file.path(), &Options::default(), &mut |_| {})
+    count(file.path(), options, &mut |_| {})
 }
 
 fn shown(rows: &[Row]) -> Vec<String> {
@@ -155,6 +159,21 @@ fn the_latest_value_of_each_key_counts_and_older_ones_are_history() {
     assert_eq!(shown(&census.history), ["secrets aescbc 2"]);
     assert_eq!((census.revision, census.other), (8, 1));
     assert_eq!(integrity, Integrity::Unverified);
+}
+
+#[test]
+fn a_prefix_that_the_snapshot_has_nothing_under_leaves_a_doubt() {
+    let doubt = |prefix: &str, resource: &str| {
+        let (prefixes, resources) = (vec![prefix.to_owned()], vec![resource.parse().unwrap()]);
+        let options = Options { prefixes, resources, ..Options::default() };
+        counted_with(&sample(), &options).unwrap().0.doubt()
+    };
+    assert_eq!(doubt("/registry", "secrets"), None);
+    assert_eq!(doubt("/registry", "configmaps"), None, "there may be none of a resource");
+    let why = doubt("/wrong", "secrets").unwrap();
+    assert!(why.contains("/wrong") && why.contains("--etcd-prefix"), "{why}");
+    let empty = database(&[vec![put(2, "/calico/x", b"y")]]);
+    assert!(counted(&empty).unwrap().0.doubt().is_some());
 }
 
 #[test]

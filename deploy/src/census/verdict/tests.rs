@@ -7,6 +7,7 @@ const START: Duration = Duration::from_secs(1_000_000);
 
 fn census(rows: Vec<Row>, revision: i64, at: u64) -> Census {
     let at = SystemTime::UNIX_EPOCH + START + Duration::from_secs(at);
+    let blank = if rows.is_empty() { vec!["/wrong".to_owned()] } else { Vec::new() };
     Census {
         cluster: Some(ClusterId(7)),
         revision,
@@ -16,6 +17,7 @@ fn census(rows: Vec<Row>, revision: i64, at: u64) -> Census {
         rows,
         history: Vec::new(),
         other: 0,
+        blank,
         listed: Vec::new(),
         unlisted: 0,
     }
@@ -66,7 +68,7 @@ fn yes_takes_two_counts_three_minutes_apart_and_a_compaction_in_between() {
 
 #[test]
 fn a_first_count_that_proves_nothing_is_replaced() {
-    let (_, first) = question(1).judge(None, false, &census(vec![], 10, 5000));
+    let (_, first) = question(1).judge(None, false, &census(vec![ours()], 10, 5000));
     let first = first.unwrap_or_else(|| unreachable!());
     let other_cluster = Sighting { cluster: "8".into(), ..first.clone() };
     let other_key = Sighting { subject: Subject::Key(3), ..first.clone() };
@@ -78,7 +80,7 @@ fn a_first_count_that_proves_nothing_is_replaced() {
         (first.clone(), 4000),
         (first, 5000 + 3601),
     ] {
-        let (verdict, keep) = question(1).judge(Some(first), true, &census(vec![], 20, at));
+        let (verdict, keep) = question(1).judge(Some(first), true, &census(vec![ours()], 20, at));
         assert!(matches!(verdict, Verdict::NotYet { .. }), "{verdict:?}");
         assert_eq!(keep.map(|keep| keep.revision), Some(20));
     }
@@ -87,10 +89,20 @@ fn a_first_count_that_proves_nothing_is_replaced() {
 #[test]
 fn what_cannot_be_told_is_never_a_yes() {
     for rows in [vec![row(b"k8s:enc:new:v9:x:y", 1)], vec![adopted()]] {
-        let (_, first) = question(1).judge(None, false, &census(vec![], 10, 0));
+        let (_, first) = question(1).judge(None, false, &census(vec![ours()], 10, 0));
         let (verdict, keep) = question(1).judge(first, true, &census(rows, 20, 600));
         assert!(matches!(verdict, Verdict::Unknown { .. }), "{verdict:?}");
         assert_eq!(keep, None);
+    }
+}
+
+#[test]
+fn a_count_that_found_nothing_at_all_is_never_a_yes() {
+    let (_, first) = question(1).judge(None, false, &census(vec![ours()], 10, 0));
+    for first in [None, first] {
+        let (verdict, keep) = question(1).judge(first, true, &census(vec![], 20, 600));
+        assert_eq!(verdict, Verdict::Blank { prefixes: vec!["/wrong".into()] });
+        assert_eq!(keep, None, "nor is it the first of two");
     }
 }
 

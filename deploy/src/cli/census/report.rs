@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use sidekey_core::time;
 
-use crate::census::{Census, Kind, Question, Row, Stanzas, Subject, Under, Verdict, by_key};
+use crate::census::{Census, Kind, Question, Row, Stanzas, Subject, Under, Verdict, blank, by_key};
 use crate::snapshot::Integrity;
 use crate::{Console, Exit, Report, Table};
 
@@ -38,6 +38,9 @@ pub(super) struct Counted {
     objects: u64,
     /// Keys of etcd that are not Kubernetes'.
     other: u64,
+    /// Why nothing can be told by it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reasons: Vec<String>,
     /// How many are not under what EncryptionConfiguration writes with.
     #[serde(skip_serializing_if = "Option::is_none")]
     stale: Option<u64>,
@@ -83,9 +86,10 @@ impl Counted {
                 (None, Some(path), Some(integrity == Integrity::Verified))
             }
         };
+        let reasons: Vec<String> = census.doubt().into_iter().collect();
         let history = snapshot.is_some().then(|| self::keys(by_key(&census.history)));
         let resources = resources(census.rows, stanzas);
-        let stale = stanzas.map(|_| {
+        let stale = stanzas.filter(|_| reasons.is_empty()).map(|_| {
             let all = resources.iter().flat_map(|resource| &resource.under);
             all.filter(|key| key.stale == Some(true)).map(|key| key.objects).sum()
         });
@@ -101,6 +105,7 @@ impl Counted {
             finished: time(census.finished),
             objects,
             other: census.other,
+            reasons,
             stale,
             keys,
             resources,
@@ -108,6 +113,10 @@ impl Counted {
             listed: lists.then_some(census.listed),
             unlisted: lists.then_some(census.unlisted),
         }
+    }
+
+    pub(super) fn exit(&self) -> Exit {
+        if self.reasons.is_empty() { Exit::Success } else { Exit::Failure }
     }
 
     fn head(&self) -> String {
@@ -138,8 +147,10 @@ impl Counted {
 
 impl Report for Counted {
     fn text(&self, console: &Console) -> String {
+        let doubts = self.reasons.iter().map(|why| console.bad(&format!("unknown: {why}")));
         if let Some(list) = self.list() {
-            return list;
+            let lines = Some(list).filter(|list| !list.is_empty()).into_iter().chain(doubts);
+            return lines.collect::<Vec<_>>().join("\n\n");
         }
         let mut table =
             Table::new(["resource", "stored", "provider", "key", "key_id hash", "objects", ""]);
@@ -152,13 +163,16 @@ impl Report for Counted {
             table.row(row("total", key, console));
         }
         let mut text = format!("{}\n\n{}", self.head(), table.render());
+        for doubt in doubts {
+            let _ = write!(text, "\n\n{doubt}");
+        }
         if let Some(stale) = self.stale {
             let _ = match stale {
                 0 => write!(text, "\n\n{}", console.good("nothing is stale")),
                 stale => write!(text, "\n\n{}", console.bad(&format!("{stale} objects are stale"))),
             };
         }
-        if let Some(history) = &self.history {
+        if let Some(history) = self.history.as_ref().filter(|_| self.reasons.is_empty()) {
             let _ = write!(text, "\n\n{}", needs(&self.keys, history));
         }
         text
@@ -290,6 +304,7 @@ impl Answer {
             Verdict::Unknown { undecided } => {
                 ("unknown", undecided.iter().map(undecided_row).collect())
             }
+            Verdict::Blank { prefixes } => ("unknown", vec![blank(prefixes)]),
         };
         Self {
             kind: "MayDrop",

@@ -45,7 +45,7 @@ pub(super) async fn draft(
     note(&mut ledger, &hosted, &encryption, &contents);
     let last = encryption.spec.keys.iter().map(|key| key.id.0).max().unwrap_or_default();
     let kept = set_aside(front, &hosted, &mut encryption, existing, &settings)?;
-    let mut copies = Copies::load(front).await?;
+    let mut copies = Copies::load(front, existing).await?;
     for cipher in &mut encryption.spec.ciphers {
         let content = contents.content(&cipher.source);
         *cipher = copies.cipher(&cipher.name, cipher.kind, content.expose()).await?;

@@ -46,7 +46,7 @@ pub(super) async fn draft(
     let numbers = Numbers::of(existing, &head(front, existing).await?);
     let mut encryption = translate(&server, &numbers);
     let mut last = encryption.spec.keys.iter().map(|key| key.id.0).max().unwrap_or_default();
-    let mut copies = Copies::load(front).await?;
+    let mut copies = Copies::load(front, existing).await?;
     encryption.spec.ciphers.clear();
     if let Mode::Cipher(kind) = server.mode {
         let kept = existing.and_then(|existing| writing(existing, kind));

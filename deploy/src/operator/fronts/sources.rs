@@ -1,16 +1,21 @@
 //! Copies of what a foreign object refers to, in the control plane's namespace.
 //!
 //! Only the entries that are needed are copied. A copy follows its source in place, also one that
-//! belongs to an older key, and is written only if it differs. Keys of kube-apiserver's own are
-//! different: what is in their Secret is what data is encrypted with, so each content has a copy
-//! of its own, which never changes.
+//! belongs to an older key of the SecretEncryption, and is written only if it differs. Keys of
+//! kube-apiserver's own are different: what is in their Secret is what data is encrypted with, so
+//! each content has a copy of its own, which never changes.
+//!
+//! The operator may read what those who write Secrets beside a control plane may not. So nothing
+//! there decides what is read: sources are in the namespace of the object that is served, and
+//! their names come from it or from its SecretEncryption.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret as Object};
-use kube::api::{Api, GetParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, GetParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
+use serde_json::Value;
 use sidekey_core::Secret;
 
 use super::{Failure, Fault, Front};
@@ -21,7 +26,8 @@ use crate::render::ResolvedFiles;
 
 /// On a copy: the name of the SecretEncryption that it is for.
 const LABEL_COPY: &str = "sidekey.dev/copy-for";
-/// On a copy: what it is a copy of, as `Secret/namespace/name`.
+/// On a copy, for people alone: what it is a copy of, as `Secret/namespace/name`. It is never read:
+/// whoever may write Secrets there could have any Secret copied.
 const ANNOTATION_ORIGIN: &str = "sidekey.dev/copy-of";
 /// The entry of a Secret with a key of kube-apiserver's own.
 const CIPHER_ENTRY: &str = "key";
@@ -31,6 +37,8 @@ pub(super) struct Copies<'a> {
     front: &'a Front<'a>,
     api: Api<Object>,
     ours: BTreeMap<String, Object>,
+    /// What the keys and shims of the SecretEncryption read, as it stands there.
+    in_use: BTreeMap<Origin, BTreeSet<String>>,
 }
 
 /// An object that is copied, and what of it.
@@ -38,8 +46,8 @@ pub(super) struct Copies<'a> {
 struct Wanted {
     /// Must be there.
     needed: BTreeSet<String>,
-    /// Was there once.
-    known: BTreeSet<String>,
+    /// An older key reads it.
+    in_use: BTreeSet<String>,
 }
 
 /// What is copied: kind, namespace and name.
@@ -54,14 +62,13 @@ impl Origin {
     const SECRET: &'static str = "Secret";
     const CONFIG_MAP: &'static str = "ConfigMap";
 
-    fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.splitn(3, '/').map(str::to_owned);
-        let kind = match parts.next()?.as_str() {
-            Self::SECRET => Self::SECRET,
-            Self::CONFIG_MAP => Self::CONFIG_MAP,
-            _ => return None,
-        };
-        Some(Self { kind, namespace: parts.next()?, name: parts.next()? })
+    /// What a copy of this name is made from, in the namespace of the object that is served.
+    fn of_copy(copy: &str, front: &Front<'_>) -> Option<Self> {
+        let namespace = front.sources.clone();
+        [Self::SECRET, Self::CONFIG_MAP].into_iter().find_map(|kind| {
+            let name = copy.strip_prefix(Self::prefix(kind))?.to_owned();
+            Some(Self { kind, namespace: namespace.clone(), name })
+        })
     }
 
     fn text(&self) -> String {
@@ -86,20 +93,27 @@ impl Origin {
 
     /// The Secret that it is copied to.
     fn copy(&self) -> String {
-        let kind = if self.kind == Self::SECRET { "source" } else { "bundle" };
-        format!("sidekey-{kind}-{}", self.name)
+        format!("{}{}", Self::prefix(self.kind), self.name)
+    }
+
+    /// Of the names of copies.
+    fn prefix(kind: &str) -> &'static str {
+        if kind == Self::SECRET { "sidekey-source-" } else { "sidekey-bundle-" }
     }
 }
 
 impl<'a> Copies<'a> {
     /// All that there are.
-    pub(super) async fn load(front: &'a Front<'a>) -> Result<Self, Error> {
+    pub(super) async fn load(
+        front: &'a Front<'a>,
+        existing: Option<&DynamicObject>,
+    ) -> Result<Self, Error> {
         let api: Api<Object> = Api::namespaced(front.ctx.client.clone(), &front.namespace);
         let ours = ListParams::default().labels(&format!("{LABEL_COPY}={}", front.name));
         let what = || format!("cannot list Secrets of {}", front.namespace);
         let list = api.list(&ours).await.map_err(|error| refused(what(), error))?;
         let ours = list.items.into_iter().map(|object| (object.name_any(), object)).collect();
-        Ok(Self { front, api, ours })
+        Ok(Self { front, api, ours, in_use: in_use(front, existing) })
     }
 
     /// Copies what these refer to, keeps older copies in step, and turns the references to them.
@@ -109,11 +123,10 @@ impl<'a> Copies<'a> {
         more: &mut [crate::model::FileRef],
     ) -> Result<(), Failure> {
         let mut all: BTreeMap<Origin, Wanted> = BTreeMap::new();
-        for object in self.ours.values().filter(|object| object.immutable != Some(true)) {
-            let origin = object.annotations().get(ANNOTATION_ORIGIN);
-            let Some(origin) = origin.and_then(|text| Origin::parse(text)) else { continue };
-            let entries = object.data.iter().flatten().map(|(name, _)| name.clone());
-            all.entry(origin).or_default().known.extend(entries);
+        for (origin, entries) in &self.in_use {
+            if self.ours.contains_key(&origin.copy()) {
+                all.entry(origin.clone()).or_default().in_use.clone_from(entries);
+            }
         }
         let files = keys.iter_mut().flat_map(|key| &mut key.files).chain(more);
         for file in files {
@@ -165,12 +178,11 @@ impl<'a> Copies<'a> {
     ) -> Result<(), Failure> {
         let name = origin.copy();
         let before = self.ours.get(&name).and_then(|object| object.data.clone());
-        let mut data = BTreeMap::new();
-        for entry in wanted.needed.union(&wanted.known) {
-            let kept = before.as_ref().and_then(|data| data.get(entry)).cloned();
+        // What the source has no more may still be all that an old key has to log in with.
+        let mut data = before.clone().unwrap_or_default();
+        for entry in wanted.needed.union(&wanted.in_use) {
             let content = found.remove(entry).map(|content| ByteString(content.expose().to_vec()));
-            // What the source has no more may still be all that an old key has to log in with.
-            data.extend(content.or(kept).map(|content| (entry.clone(), content)));
+            data.extend(content.map(|content| (entry.clone(), content)));
         }
         if data.is_empty() || before.as_ref() == Some(&data) {
             return Ok(());
@@ -252,6 +264,26 @@ impl<'a> Copies<'a> {
         }
         Ok(())
     }
+}
+
+/// What the document refers to among copies: a key that the object names no more may still log in
+/// with it.
+fn in_use(
+    front: &Front<'_>,
+    existing: Option<&DynamicObject>,
+) -> BTreeMap<Origin, BTreeSet<String>> {
+    let mut all: BTreeMap<Origin, BTreeSet<String>> = BTreeMap::new();
+    let Some(spec) = existing.map(|existing| &existing.data["spec"]) else { return all };
+    let items = |list: &Value| list.as_array().cloned().unwrap_or_default();
+    let keys = items(&spec["keys"]).into_iter().flat_map(|key| items(&key["files"]));
+    for file in keys.chain(items(&spec["shimFiles"])) {
+        let text = |field: &str| file["secret"][field].as_str();
+        let Some((copy, entry)) = text("name").zip(text("key")) else { continue };
+        if let Some(origin) = Origin::of_copy(copy, front) {
+            all.entry(origin).or_default().insert(entry.to_owned());
+        }
+    }
+    all
 }
 
 fn cipher_secret(name: &str) -> String {

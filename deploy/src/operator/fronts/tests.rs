@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod copied;
 mod crds;
 mod fake;
 mod hosted;
@@ -35,6 +36,16 @@ fn azure(version: &str) -> Value {
     json!({"type": "kms", "kms": {"provider": "Azure", "azure": {
         "activeKey": {"keyVaultName": "v", "keyName": "k", "keyVersion": version},
         "workloadIdentity": {"clientID": "c"},
+    }}})
+}
+
+fn ibm(versions: &[u64]) -> Value {
+    let list = versions.iter().map(|version| {
+        json!({"crkID": "c", "instanceID": "i", "correlationID": "o", "url": "https://x", "keyVersion": version})
+    });
+    json!({"type": "kms", "kms": {"provider": "IBMCloud", "ibmcloud": {
+        "region": "eu", "keyList": list.collect::<Vec<_>>(),
+        "auth": {"type": "Unmanaged", "unmanaged": {"credentials": {"name": "ibm"}}},
     }}})
 }
 

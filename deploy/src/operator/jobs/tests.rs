@@ -333,14 +333,18 @@ fn only_a_whole_migration_is_one() {
 
 #[test]
 fn a_count_succeeds_only_if_it_says_yes() {
-    let said =
-        |may: &str| json!({"mayDrop": may, "reasons": ["12 objects are stored under key 1"]});
+    let said = |may: &str| json!({"mayDrop": may, "counted": 40, "reasons": ["12 objects are stored under key 1"]});
     let task = census(Subject::Key(1));
     assert!(matches!(found(&task, ended(0, said("yes")), None), Found::Succeeded(_)));
     let (terminal, reason) = failure(found(&task, ended(3, said("no")), None));
     assert!(!terminal && reason.starts_with("12 objects"), "{reason}");
     assert!(failure(found(&task, ended(1, said("unknown")), None)).0);
     assert!(!failure(found(&task, ended(0, said("no")), None)).0);
+    for counted in [json!(0), json!(null)] {
+        let said = json!({"mayDrop": "yes", "counted": counted, "reasons": []});
+        let (terminal, reason) = failure(found(&task, ended(0, said), None));
+        assert!(terminal && reason.contains("no object at all"), "{reason}");
+    }
 }
 
 #[test]

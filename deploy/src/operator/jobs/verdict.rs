@@ -180,6 +180,12 @@ fn stays(kind: &Value) -> bool {
 
 /// The answer of a Job that has succeeded, if it is really yes.
 fn yes(task: &Task, mut document: Value) -> Found {
+    let counted = document["counted"].as_u64().unwrap_or_default();
+    if matches!(task, Task::Census(_)) && document["mayDrop"] == "yes" && counted == 0 {
+        let text = "it says yes, but has counted no object at all: does controlPlane.etcd name the \
+                    etcd of kube-apiserver?";
+        return failed(true, text.to_owned());
+    }
     let is_yes = match task {
         Task::Preflight(_) => document["verdict"] == "ready",
         Task::Gate(_) => document["kind"] == "Gate",

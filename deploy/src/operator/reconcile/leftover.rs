@@ -67,7 +67,7 @@ pub(super) fn left_behind(
             _ => continue,
         };
         let only = |view: &View| has(view, turn, &name) && !has(heads, turn, &name);
-        if newest.iter().any(|view| only(view) && !is_needed(view, turn)) {
+        if newest.iter().any(|view| only(view) && !view.reads_legacy(KeyNumber(turn.id))) {
             left.insert(name);
         }
     }
@@ -94,11 +94,6 @@ pub(super) fn idle(
     let idle = view.keys.iter().filter(|(id, key)| retired(**id, &key.fingerprint));
     let idle = idle.filter(|(id, _)| wanted.key(**id).is_none());
     Ok(idle.map(|(id, _)| id.to_string()).collect())
-}
-
-/// Whether data from before the shim is a key's, whatever the key itself has written.
-pub(super) fn is_needed(view: &View, turn: &Turn) -> bool {
-    view.legacy.values().any(|key| key.0 == turn.id)
 }
 
 /// Whether what was to write may have been used before, as far as anything was written down.

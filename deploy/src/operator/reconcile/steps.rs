@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::super::reason;
 use super::draft::{Draft, Stand};
-use super::leftover::is_needed;
 use super::numbers::{history, returning};
 use super::outlook::{pace, refusals};
 use super::report::{Subject, age, now};
@@ -15,7 +14,7 @@ use super::{Halt, Pass, Published};
 use crate::Error;
 use crate::fleet::Observation;
 use crate::migrate::Selection;
-use crate::model::{KeyNumber, names};
+use crate::model::names;
 use crate::operator::jobs::{self, GateTask, MigrateTask, PreflightTask, Task};
 use crate::operator::status::Rotation;
 use crate::render::PartName;
@@ -40,7 +39,7 @@ impl Pass<'_> {
         // What an earlier rotation has found out says nothing of this one.
         jobs::clear(&self.ctx.client, &self.wanted).await?;
         let mut state = State::begin(from, to, &now(), before);
-        state.published_before = self.live.view()?.keys.contains_key(&KeyNumber(state.to.id));
+        state.note_published(&self.live)?;
         self.save(&state).await?;
         let note = format!("from {} to {}", say(&state.from), say(&state.to));
         self.report.event(false, "RotationStarted", note);
@@ -250,8 +249,7 @@ impl Pass<'_> {
         let aborted = state.abort(&now())?;
         let half = !self.left_behind(&self.wanted)?.is_empty();
         if state.read_revision.is_some() || half {
-            // It never wrote, so nothing can need it that was not there before.
-            let needed = state.published_before || is_needed(&self.live.view()?, &state.to);
+            let needed = state.may_hold_data(&self.live)?.is_some();
             let mut stand = Stand::of(from);
             stand.promoted = stand.promoted.filter(|_| state.from.id != 0);
             stand.newcomers = Some(BTreeSet::new());

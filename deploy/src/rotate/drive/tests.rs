@@ -51,8 +51,8 @@ impl World for Tape {
         Ok(if as_writer { 9 } else { 8 })
     }
 
-    async fn withdraw(&mut self, _: &State) -> Result<(), Error> {
-        self.deed("withdraw")
+    async fn withdraw(&mut self, _: &State) -> Result<Option<String>, Error> {
+        self.deed("withdraw").map(|()| None)
     }
 
     async fn missing_readers(&mut self, _: &State) -> Result<Vec<String>, Error> {
@@ -77,7 +77,7 @@ fn turn(id: u64) -> Turn {
 const EAGER: Patience = Patience { poll: Duration::ZERO, limit: Duration::from_secs(60) };
 
 async fn run(store: &Store, tape: &mut Tape) -> Result<State, Error> {
-    let begun = begin(store, Some(turn(1)), turn(2)).await?;
+    let begun = begin(store, &Live::default(), Some(turn(1)), turn(2)).await?;
     drive(store, begun, tape, &mut Silent, EAGER).await
 }
 
@@ -116,12 +116,12 @@ async fn a_replica_that_never_follows_stops_it_before_promotion() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::directory(directory.path());
     let mut tape = Tape { lives: usize::MAX, lag: usize::MAX, ..Tape::default() };
-    let begun = begin(&store, Some(turn(1)), turn(2)).await.unwrap();
+    let begun = begin(&store, &Live::default(), Some(turn(1)), turn(2)).await.unwrap();
     let impatient = Patience { limit: Duration::ZERO, ..EAGER };
     let error = drive(&store, begun, &mut tape, &mut Silent, impatient).await.unwrap_err();
     assert!(error.report().contains("kube-apiserver-0: at revision 7"), "{}", error.report());
     assert!(!tape.done.contains(&"write".to_owned()));
-    let aborted = abort(&store, &mut tape).await.unwrap();
+    let (aborted, _) = abort(&store, &mut tape).await.unwrap();
     assert_eq!(aborted.stage, Stage::Interrupted);
     assert_eq!(tape.done.last().map(String::as_str), Some("withdraw"));
 }
@@ -132,7 +132,7 @@ async fn another_rotation_must_wait_for_the_one_under_way() {
     let store = Store::directory(directory.path());
     let mut tape = Tape { lives: 2, ..Tape::default() };
     run(&store, &mut tape).await.unwrap_err();
-    let error = begin(&store, Some(turn(1)), turn(3)).await.unwrap_err();
+    let error = begin(&store, &Live::default(), Some(turn(1)), turn(3)).await.unwrap_err();
     assert!(error.report().contains("a rotation to key 2 is under way"), "{}", error.report());
 }
 
@@ -141,9 +141,9 @@ async fn what_is_aborted_or_done_makes_room_for_the_next() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::directory(directory.path());
     let mut tape = Tape { lives: 99, ..Tape::default() };
-    begin(&store, Some(turn(1)), turn(2)).await.unwrap();
+    begin(&store, &Live::default(), Some(turn(1)), turn(2)).await.unwrap();
     abort(&store, &mut tape).await.unwrap();
-    let (_, state) = begin(&store, Some(turn(1)), turn(3)).await.unwrap();
+    let (_, state) = begin(&store, &Live::default(), Some(turn(1)), turn(3)).await.unwrap();
     assert_eq!(state.history.len(), 1);
     assert_eq!(state.history[0].state, Stage::Interrupted);
 }
@@ -153,19 +153,19 @@ async fn a_number_that_was_given_up_never_stands_for_another_key() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::directory(directory.path());
     let mut tape = Tape { lives: 99, ..Tape::default() };
-    begin(&store, Some(turn(1)), turn(2)).await.unwrap();
+    begin(&store, &Live::default(), Some(turn(1)), turn(2)).await.unwrap();
     abort(&store, &mut tape).await.unwrap();
     let other = Turn { fingerprint: "ffffffff".into(), ..turn(2) };
-    let error = begin(&store, Some(turn(1)), other).await.unwrap_err();
+    let error = begin(&store, &Live::default(), Some(turn(1)), other).await.unwrap_err();
     assert!(error.report().contains("was the number of another key"), "{}", error.report());
-    begin(&store, Some(turn(1)), turn(2)).await.unwrap();
+    begin(&store, &Live::default(), Some(turn(1)), turn(2)).await.unwrap();
 }
 
 #[tokio::test]
 async fn with_nothing_to_rotate_nothing_begins() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::directory(directory.path());
-    let error = begin(&store, None, turn(2)).await.unwrap_err();
+    let error = begin(&store, &Live::default(), None, turn(2)).await.unwrap_err();
     assert!(error.report().contains("key 2 writes already"), "{}", error.report());
     assert!(store.load().await.unwrap().state.is_none());
 }

@@ -27,6 +27,7 @@ async fn a_census_agrees_with_what_was_written_and_lets_no_key_go_too_early() {
     yes_takes_two_counts_apart_and_a_compaction(&scene).await.unwrap();
     an_envelope_that_nobody_knows_makes_it_unknown(&scene).await.unwrap();
     waiting_ends_with_a_yes(&scene).await.unwrap();
+    a_place_with_nothing_in_it_is_unknown(&scene, &backup).await.unwrap();
     the_backup_from_before_still_needs_the_old_key(&scene, &backup).await.unwrap();
     no_damage_to_a_real_database_makes_it_count_wrongly(&scene, &backup).await.unwrap();
 }
@@ -192,6 +193,45 @@ async fn waiting_ends_with_a_yes(scene: &Scene) -> Result<()> {
     compacted?;
     let told = told?;
     ensure!(exit(&told) == 0 && told.answer["mayDrop"] == "yes", "{told:?}");
+    Ok(())
+}
+
+/// A wrong prefix has no object under any key, and proves nothing of one.
+async fn a_place_with_nothing_in_it_is_unknown(
+    scene: &Scene,
+    backup: &std::path::Path,
+) -> Result<()> {
+    let ask = async |prefixes: &[&str]| {
+        let args = [&["--apart-for-tests", "0s"], prefixes].concat();
+        scene::may_drop(scene, "1", &args).await
+    };
+    let told = ask(&["--prefix", "/registry"]).await?;
+    ensure!(exit(&told) == 0 && told.answer["mayDrop"] == "yes", "{told:?}");
+    for prefixes in [&["--prefix", "/wrong"][..], &["--prefix", "/registry", "--prefix", "/wrong"]]
+    {
+        let told = ask(prefixes).await?;
+        ensure!(exit(&told) == 1 && told.answer["mayDrop"] == "unknown", "{told:?}");
+        let reasons = told.answer["reasons"].to_string();
+        ensure!(reasons.contains("under /wrong") && reasons.contains("--etcd-prefix"), "{told:?}");
+        ensure!(!scene.state().exists(), "it is no first zero");
+    }
+    // A plain count concludes as little from it, and a resource may well have no objects.
+    let (url, file) = (scene.plane.etcd.url(), scene.encryption_file());
+    let count = async |args: &[&str]| {
+        let head = ["census", "--endpoints", &url];
+        scene::run(&[&head[..], args].concat()).await
+    };
+    let told = count(&["--encryption-config", &file, "--prefix", "/wrong"]).await?;
+    ensure!(told.code == Some(1) && told.stdout.contains("unknown: "), "{told:?}");
+    ensure!(!told.stdout.contains("nothing is stale"), "{told:?}");
+    count(&["--resource", "things.example.com"]).await?.ok()?;
+    count(&["--resource", "things.example.com", "--prefix", "/registry"]).await?.ok()?;
+    let told = count(&["--resource", "things.example.com", "--prefix", "/wrong"]).await?;
+    ensure!(told.code == Some(1), "{told:?}");
+    let snapshot = ["census", "--prefix", "/wrong", "--snapshot", backup.to_str().unwrap()];
+    let told = scene::run(&snapshot).await?;
+    ensure!(told.code == Some(1) && told.stdout.contains("unknown: "), "{told:?}");
+    ensure!(!told.stdout.contains("needs, once restored"), "{told:?}");
     Ok(())
 }
 

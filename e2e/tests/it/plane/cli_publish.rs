@@ -214,7 +214,8 @@ async fn what_could_make_data_unreadable_is_refused_and_changes_nothing(world: &
     let proof = bench.dir.join("census.json");
     let answer = |key: u32, may: &str| {
         let finished = sidekey_core::time(std::time::SystemTime::now());
-        json!({"mayDrop": may, "subject": {"key": key}, "finished": finished}).to_string()
+        json!({"mayDrop": may, "subject": {"key": key}, "finished": finished, "counted": 9})
+            .to_string()
     };
     let with = ["--census", proof.to_str().unwrap()];
     for (key, may) in [(1, "not-yet"), (2, "yes")] {

@@ -198,16 +198,6 @@ async fn a_role_may_stand_in_a_secret() {
     assert_stable(&fake).await;
 }
 
-fn ibm(versions: &[u64]) -> Value {
-    let list = versions.iter().map(|version| {
-        json!({"crkID": "c", "instanceID": "i", "correlationID": "o", "url": "https://x", "keyVersion": version})
-    });
-    json!({"type": "kms", "kms": {"provider": "IBMCloud", "ibmcloud": {
-        "region": "eu", "keyList": list.collect::<Vec<_>>(),
-        "auth": {"type": "Unmanaged", "unmanaged": {"credentials": {"name": "ibm"}}},
-    }}})
-}
-
 #[tokio::test]
 async fn what_it_refers_to_is_copied_and_followed_in_place() {
     let fake = world(ibm(&[1]));
@@ -226,15 +216,6 @@ async fn what_it_refers_to_is_copied_and_followed_in_place() {
     pass(&fake).await;
     assert_eq!(fake.content(PLANE, copy, "iam_apikey").unwrap(), b"two");
     assert_eq!(spec(&fake), before, "no new key");
-    // Nobody names it any more, but an old key may still log in with it.
-    edit(&fake, aws(K1)).await;
-    fake.put_secret(SOURCES, "ibm", &[("iam_apikey", b"three")]);
-    pass(&fake).await;
-    assert_eq!(fake.content(PLANE, copy, "iam_apikey").unwrap(), b"three");
-    fake.lock().objects.remove(&secret(SOURCES, "ibm"));
-    pass(&fake).await;
-    assert_eq!(fake.content(PLANE, copy, "iam_apikey").unwrap(), b"three");
-    assert_stable(&fake).await;
 }
 
 #[tokio::test]

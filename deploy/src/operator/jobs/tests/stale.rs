@@ -35,7 +35,7 @@ async fn looked_at(age: Duration) -> (Found, Vec<String>) {
 }
 
 fn ended_with(time: &str) -> Value {
-    let mut own = ended(0, json!({"mayDrop": "yes"}));
+    let mut own = ended(0, json!({"mayDrop": "yes", "counted": 40}));
     own["state"]["terminated"]["finishedAt"] = time.into();
     own
 }

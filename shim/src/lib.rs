@@ -26,12 +26,15 @@
 //!   is `00000000`, which matches everything, so that naming one later leaves old data readable.
 
 mod cache;
+mod call;
 mod engine;
 mod key;
 mod lastgood;
 mod link;
+mod memory;
 mod metrics;
 mod page;
+mod probe;
 mod run;
 mod service;
 mod state;

@@ -329,6 +329,10 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
                     }
                 }
             },
+            () = engine.remembered() => tokio::select! {
+                farewell = ending.wait(&mut signals, linger) => break farewell,
+                () = engine.store() => {}
+            },
         }
     };
     if farewell == Farewell::AtOnce {
@@ -356,12 +360,9 @@ async fn first(
         engine.apply(config, Proof::Cold).await?;
         return Ok(refused);
     }
-    let proof =
-        tokio::time::timeout(START_PROOF, engine.apply(config.clone(), Proof::Required)).await;
-    let error = match proof {
-        Ok(Ok(())) => return Ok(None),
-        Ok(Err(error)) => error.report(),
-        Err(_) => format!("its keys did not prove themselves in {START_PROOF:?}"),
+    let error = match engine.apply(config.clone(), Proof::Within(START_PROOF)).await {
+        Ok(()) => return Ok(None),
+        Err(error) => error.report(),
     };
     match other {
         Some(other) => engine.apply(other, Proof::Cold).await.map(|()| Some(error)),

@@ -151,9 +151,18 @@ fn checksum(document: &Value, past_writers: &BTreeSet<u64>) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use bytes::Bytes;
     use serde_json::json;
+    use sidekey_core::{KeyId, Sealed};
 
     use super::*;
+
+    fn memory() -> BTreeMap<KeyNumber, Memory> {
+        let key_id = KeyId::new("v/1").unwrap();
+        let (ciphertext, annotations) = (Bytes::from_static(b"wrapped"), BTreeMap::new());
+        let memory = Memory::read(Sealed { key_id, ciphertext, annotations });
+        [(KeyNumber(2), memory)].into()
+    }
 
     #[test]
     fn what_was_stored_is_loaded_and_what_was_damaged_is_not() {
@@ -162,13 +171,44 @@ mod tests {
             directory.path().join("kms.sock").display().to_string().parse().unwrap();
         let path = LastGood::path(&listen).unwrap();
         assert_eq!(LastGood::load(&path), None);
-        let good = LastGood::new(json!({"keys": [1, 2]}), BTreeSet::from([1]), &BTreeMap::new());
+        let good = LastGood::new(json!({"keys": [1, 2]}), BTreeSet::from([1]), &memory());
         good.store(&path).unwrap();
-        assert_eq!(LastGood::load(&path), Some(good));
+        let loaded = LastGood::load(&path).unwrap();
+        assert_eq!(loaded.memory(), memory());
+        assert_eq!(loaded, good);
         let text = std::fs::read_to_string(&path).unwrap();
-        for damaged in [&text[..text.len() / 2], &text.replace('2', "3"), ""] {
+        for damaged in
+            [&text[..text.len() / 2], &text.replace('2', "3"), &text.replace("v/1", "v/9"), ""]
+        {
             std::fs::write(&path, damaged).unwrap();
             assert_eq!(LastGood::load(&path), None);
         }
+    }
+
+    #[test]
+    fn a_file_of_a_version_without_memory_is_loaded() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("last-good");
+        // As sha256 of `{"keys":[1]}{7}` is.
+        let checksum = hex(&sha256(br#"{"keys":[1]}{7}"#));
+        let old = json!({"document": {"keys": [1]}, "past_writers": [7], "checksum": checksum});
+        std::fs::write(&path, old.to_string()).unwrap();
+        let loaded = LastGood::load(&path).unwrap();
+        assert_eq!(loaded.past_writers, BTreeSet::from([7]));
+        assert!(loaded.memory().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_not_followed_and_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, link) = (directory.path().join("there"), directory.path().join("link"));
+        LastGood::new(json!({}), BTreeSet::new(), &memory()).store(&path).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(LastGood::load(&path).is_some());
+        assert_eq!(LastGood::load(&link), None);
+        assert_eq!(LastGood::load(directory.path()), None);
+        let long = std::fs::File::create(&path).unwrap();
+        long.set_len(MAX_SIZE + 1).unwrap();
+        assert_eq!(LastGood::load(&path), None);
     }
 }

@@ -97,7 +97,10 @@ impl Engine {
         let metrics: Arc<Metrics> = Arc::default();
         let before = stored.as_ref().and_then(|stored| config::parse(&stored.document).ok());
         let stored = stored.unwrap_or_default();
-        let (memory, remembered) = (stored.memory(), Arc::default());
+        // With one endpoint behind one socket the number of the key means nothing.
+        let routes = config.mode == Mode::Route;
+        let memory = if routes { stored.memory() } else { BTreeMap::new() };
+        let remembered = Arc::default();
         let mut identities = BTreeMap::new();
         let nothing = Previous { keys: &BTreeMap::new(), unchanged: false, memory: &memory };
         let built = build(&config, &nothing, &mut identities, &metrics, &watcher, &remembered)?;
@@ -290,7 +293,8 @@ impl Engine {
     /// the thread that serves requests does not wait for them.
     pub(crate) async fn store(&self) {
         let table = self.shared.table();
-        let memory = table.keys.iter().filter_map(|(id, (_, key))| Some((*id, key.memory()?)));
+        let routed = table.keys.iter().filter(|_| table.mode == Mode::Route);
+        let memory = routed.filter_map(|(id, (_, key))| Some((*id, key.memory()?)));
         let document = self.config.document.clone();
         let stored = LastGood::new(document, self.past_writers.clone(), &memory.collect());
         let listener = self.config.listeners.first();

@@ -20,8 +20,8 @@ use crate::memory::Memory;
 use crate::probe::Plan;
 use crate::upstream::{Round, Upstream};
 
-/// The first wait after a failed probe; it doubles up to [`LAST_BACKOFF`]. It stays short, because
-/// it delays the return of a write key, and because our providers answer Status from memory.
+/// The first wait after a failed probe; it doubles up to [`LAST_BACKOFF`]. Both delay the return
+/// of a write key.
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 
 /// How long a load waits for the other endpoints of a key after the first has proven itself, to
@@ -105,10 +105,8 @@ impl Key {
         let announced = self.announced().map(|announced| announced.inner.clone());
         let announced = announced.or_else(|| self.wanted.clone());
         let mut past = lock(&self.past).clone();
-        // It may be announced again: it is the one in use.
-        announced.iter().for_each(|key_id| {
-            past.remove(key_id);
-        });
+        // The one in use may be announced again.
+        past.retain(|key_id| Some(key_id) != announced.as_ref());
         Inherited { memory: self.memory(), announced, past }
     }
 

@@ -157,6 +157,7 @@ impl Default for Metrics {
 
 impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
+        self.register_keys(registry);
         let build = Family::<BuildLabel, Gauge>::default();
         build.get_or_create(&BuildLabel { version: sidekey_core::VERSION }).set(1);
         registry.register("kms_shim_build_info", "Version", build);
@@ -175,26 +176,6 @@ impl Metrics {
             "kms_shim_plugin_errors",
             "Requests that a plugin answered with an error",
             self.plugin_errors.clone(),
-        );
-        registry.register(
-            "kms_shim_plugin_healthy",
-            "1 while the key's plugin answers Status with ok",
-            self.healthy.clone(),
-        );
-        registry.register(
-            "kms_shim_key_id_hash_info",
-            "Hash of a proven key_id, in the form of kube-apiserver's own metrics",
-            self.key_ids.clone(),
-        );
-        registry.register(
-            "kms_shim_canary_unread",
-            "1 while the key has not read anything that was written before",
-            self.canary_unread.clone(),
-        );
-        registry.register(
-            "kms_shim_coasting_since_timestamp_seconds",
-            "Since when the key fails while Status is still ok",
-            self.coasting.clone(),
         );
         registry.register(
             "kms_shim_reloads",
@@ -216,6 +197,29 @@ impl Metrics {
             "kms_shim_certificate_expiry_timestamp_seconds",
             "When the first of our certificates expires; 0 without certificates",
             self.expiry.clone(),
+        );
+    }
+
+    fn register_keys(&self, registry: &mut Registry) {
+        registry.register(
+            "kms_shim_plugin_healthy",
+            "1 while the key's plugin answers Status with ok",
+            self.healthy.clone(),
+        );
+        registry.register(
+            "kms_shim_key_id_hash_info",
+            "Hash of a proven key_id, in the form of kube-apiserver's own metrics",
+            self.key_ids.clone(),
+        );
+        registry.register(
+            "kms_shim_canary_unread",
+            "1 while the key has not read anything that was written before",
+            self.canary_unread.clone(),
+        );
+        registry.register(
+            "kms_shim_coasting_since_timestamp_seconds",
+            "Since when the key fails while Status is still ok",
+            self.coasting.clone(),
         );
     }
 

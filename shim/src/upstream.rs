@@ -115,6 +115,10 @@ impl Upstream {
             let mut links: Vec<&Arc<Link>> =
                 self.links.iter().filter(|link| usable(link)).collect();
             if links.is_empty() {
+                if failures.is_empty() {
+                    let text = "no endpoint of the key reports the announced key_id";
+                    failures.push(Error::new(Kind::Unavailable, text));
+                }
                 return Err(joined(failures));
             }
             links.sort_by_key(|link| link.is_failing());
@@ -149,7 +153,9 @@ impl Upstream {
     /// Whether the answers so far are enough: the wanted key_id is among them, or others are and
     /// nobody is left who may still report it.
     fn decides(&self, round: &Round, wanted: Option<&KeyId>, silent: &[bool]) -> bool {
-        let Some(wanted) = wanted else { return !round.good.is_empty() };
+        let Some(wanted) = wanted else {
+            return !round.good.is_empty() || matches!(round.fair, Some((true, _)));
+        };
         let links = self.links.iter().zip(silent);
         let mut hopes =
             links.filter(|(link, silent)| **silent && link.reports(wanted) && !link.is_failing());
@@ -202,7 +208,7 @@ fn joined(mut failures: Vec<Error>) -> Failure {
         1 => failures.remove(0),
         _ => {
             let hung = failures.iter().find(|error| error.kind() == Kind::Timeout);
-            let kind = hung.map_or(failures[0].kind(), Error::kind);
+            let kind = hung.unwrap_or(&failures[0]).kind();
             let texts: Vec<String> = failures.iter().map(Error::report).collect();
             Error::new(kind, texts.join("; "))
         }

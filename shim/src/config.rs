@@ -37,8 +37,12 @@ pub struct ShimConfig {
     pub log: LogOptions,
     /// How sockets are made and who may open them.
     pub socket: SocketOptions,
-    /// How keys are probed, and how long their loss is borne.
+    /// How the write key is probed, and how long its loss is borne.
     pub probe: ProbeOptions,
+    /// The interval between probes, if it was set.
+    pub probe_interval: Option<Duration>,
+    /// What is in use though the document says otherwise, and why.
+    pub warnings: Vec<String>,
     /// How long open requests may take after the order to stop.
     pub drain: Duration,
     /// How long clients may stay connected after SIGTERM, while all is served; zero for not at all.
@@ -104,6 +108,8 @@ pub struct UpstreamSpec {
     pub canary: Option<Canary>,
     /// For `https` endpoints.
     pub tls: Option<ClientTls>,
+    /// Somebody else's plugin: it has no coast of its own, and Status may cost it a call.
+    pub external: bool,
 }
 
 /// A way to a plugin.
@@ -202,7 +208,30 @@ impl UpstreamSpec {
     }
 }
 
+impl KeySpec {
+    /// How often it is probed, given the interval that was set. Our own providers answer Status
+    /// from memory; what they say of the write key must arrive within four seconds, jitter
+    /// included.
+    pub fn interval(&self, set: Option<Duration>) -> Duration {
+        let longest = match (self.role, self.upstream.external) {
+            (Role::Write, false) => Duration::from_millis(3600),
+            (Role::Write, true) => Duration::from_secs(30),
+            (Role::Read, _) => Duration::from_secs(60),
+        };
+        match set {
+            Some(set) if self.upstream.external => set,
+            Some(set) => set.min(longest),
+            None => longest,
+        }
+    }
+}
+
 impl ShimConfig {
+    /// How a key is probed.
+    pub fn probing(&self, key: &KeySpec) -> ProbeOptions {
+        ProbeOptions { interval: key.interval(self.probe_interval), ..self.probe }
+    }
+
     /// The key that writes; there is one, as checked.
     pub fn writer(&self) -> Option<&KeySpec> {
         self.keys.iter().find(|key| key.role == Role::Write)

@@ -9,14 +9,16 @@ use std::time::{Duration, SystemTime};
 use sidekey_core::config::KeyNumber;
 use sidekey_core::server::{Stopper, bind, serve_kms, stopper};
 use sidekey_core::{Call, Endpoint, Error, Kind, Listener, Watcher, time};
+use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
-use crate::config::{self, KeySpec, Mode, Role, ShimConfig, UpstreamSpec};
-use crate::key::Key;
+use crate::config::{self, Address, KeySpec, Mode, Role, ShimConfig, UpstreamSpec};
+use crate::key::{Inherited, Key, LOAD_PATIENCE};
 use crate::lastgood::LastGood;
 use crate::link::{Link, Tls};
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::service::ShimService;
 use crate::state::{Info, Refusal, Shared};
@@ -29,6 +31,8 @@ use crate::upstream::Upstream;
 pub(crate) enum Proof {
     /// Yes: something that works is in use.
     Required,
+    /// Yes, and within this time: something that works may be loaded in its place.
+    Within(Duration),
     /// No: nothing is in use yet, so what is reachable is better than nothing.
     Cold,
 }
@@ -37,9 +41,13 @@ pub(crate) enum Proof {
 pub(crate) struct Engine {
     pub(crate) shared: Arc<Shared>,
     watcher: Arc<Watcher>,
-    /// The number of the key that writes, for the probers.
-    writer: Arc<AtomicU64>,
+    /// Whether a configuration is in use.
+    started: bool,
     past_writers: BTreeSet<u64>,
+    /// What keys had written or read before this process.
+    memory: BTreeMap<KeyNumber, Memory>,
+    /// Told by keys that have written or read something worth keeping.
+    remembered: Arc<Notify>,
     /// What was in use before this process: its keys bind the first configuration as well.
     before: Option<ShimConfig>,
     /// Where a copy of the last good configuration goes, if it can be written there.
@@ -63,6 +71,14 @@ pub(crate) struct Kept {
     pub(crate) beside: Option<PathBuf>,
 }
 
+/// What is in use while a configuration is loaded, or was in use before this process.
+struct Previous<'a> {
+    keys: &'a BTreeMap<KeyNumber, (Role, Arc<Key>)>,
+    /// Whether keys that have not changed may be taken over.
+    unchanged: bool,
+    memory: &'a BTreeMap<KeyNumber, Memory>,
+}
+
 /// Keys of a configuration, and which of them are new.
 struct Built {
     keys: BTreeMap<KeyNumber, (Role, Arc<Key>)>,
@@ -79,17 +95,24 @@ impl Engine {
         Kept { stored, beside }: Kept,
     ) -> Result<Self, Error> {
         let metrics: Arc<Metrics> = Arc::default();
-        let writer = Arc::new(AtomicU64::new(0));
+        let before = stored.as_ref().and_then(|stored| config::parse(&stored.document).ok());
+        let stored = stored.unwrap_or_default();
+        // With one endpoint behind one socket the number of the key means nothing.
+        let routes = config.mode == Mode::Route;
+        let memory = if routes { stored.memory() } else { BTreeMap::new() };
+        let remembered = Arc::default();
         let mut identities = BTreeMap::new();
-        let built = build(&config, &BTreeMap::new(), &mut identities, &metrics, &watcher)?;
+        let nothing = Previous { keys: &BTreeMap::new(), unchanged: false, memory: &memory };
+        let built = build(&config, &nothing, &mut identities, &metrics, &watcher, &remembered)?;
         let table = Table { mode: config.mode, writer: built.writer, keys: built.keys };
         let info = Info { source, ..Info::default() };
-        let before = stored.as_ref().and_then(|stored| config::parse(&stored.document).ok());
         Ok(Self {
             shared: Arc::new(Shared::new(table, metrics, info)),
             watcher,
-            writer,
-            past_writers: stored.map(|stored| stored.past_writers).unwrap_or_default(),
+            started: false,
+            past_writers: stored.past_writers,
+            memory,
+            remembered,
             before,
             beside,
             config,
@@ -102,22 +125,23 @@ impl Engine {
     /// has changed.
     pub(crate) async fn apply(&mut self, config: ShimConfig, proof: Proof) -> Result<(), Error> {
         self.check_writer(&config)?;
+        let table = self.shared.table();
+        let none = BTreeMap::new();
         // Before the first configuration nothing is in use, and every key is new; so it is in
         // another mode, where its key_ids are others.
-        let none = BTreeMap::new();
-        let (current, first) = (self.shared.table(), self.writer.load(Ordering::SeqCst) == 0);
-        let same_mode = !first && config.mode == self.config.mode;
-        let current = if same_mode { &current.keys } else { &none };
+        let previous = Previous {
+            keys: if self.started { &table.keys } else { &none },
+            unchanged: self.started && config.mode == self.config.mode,
+            memory: &self.memory,
+        };
+        let (metrics, watcher) = (&self.shared.metrics, &self.watcher);
         let built =
-            build(&config, current, &mut self.identities, &self.shared.metrics, &self.watcher)?;
-        if proof == Proof::Required {
-            prove(&built, config.probe.timeout).await?;
-        }
+            build(&config, &previous, &mut self.identities, metrics, watcher, &self.remembered)?;
+        prove(&built, config.probe.timeout, proof).await?;
         let bound = self.bind(&config).await?;
         // From here on nothing fails.
-        let Built { keys, writer, fresh } = built;
-        self.writer.store(writer.id.0, Ordering::SeqCst);
-        let before = if first { self.before.as_ref() } else { Some(&self.config) };
+        let Built { keys, writer, .. } = built;
+        let before = if self.started { Some(&self.config) } else { self.before.as_ref() };
         // Only where the shim routes is the number part of key_ids.
         let before = before.filter(|config| config.mode == Mode::Route);
         if let Some(before) = before.and_then(ShimConfig::writer).map(|key| key.id)
@@ -128,11 +152,20 @@ impl Engine {
         }
         self.shared.switch(Table { mode: config.mode, writer, keys });
         self.shared.set_cache(config.cache.map(Cache::new));
-        self.start_probers(&fresh, &config);
+        self.start_probers(&config);
         self.listen(&config, bound);
-        self.remember(&config);
         self.config = config;
+        self.started = true;
+        // From now on the keys themselves know.
+        self.memory.clear();
+        self.store().await;
+        self.tell();
         Ok(())
+    }
+
+    /// Waits until a key has written or read something that is to be kept on disk.
+    pub(crate) async fn remembered(&self) {
+        self.remembered.notified().await;
     }
 
     /// Remembers that a newer configuration is not in use.
@@ -172,8 +205,7 @@ impl Engine {
                 "a key_id must never come back: give it a new id for writing and keep the old id as read",
             ));
         }
-        let first = self.writer.load(Ordering::SeqCst) == 0;
-        let in_use = if first { self.before.as_ref() } else { Some(&self.config) };
+        let in_use = if self.started { Some(&self.config) } else { self.before.as_ref() };
         let in_use = in_use.map(ShimConfig::by_id).unwrap_or_default();
         for spec in &config.keys {
             if let Some(key) = in_use.get(&spec.id)
@@ -197,20 +229,12 @@ impl Engine {
         Ok(bound)
     }
 
-    fn start_probers(&self, fresh: &[(Role, Arc<Key>)], config: &ShimConfig) {
-        for (_, key) in &self.shared.table().keys.values().cloned().collect::<Vec<_>>() {
-            key.health.configure(config.probe);
-        }
-        let changed = config.probe != self.config.probe;
-        let all = self.shared.table();
-        let restart: Vec<Arc<Key>> = if changed {
-            all.keys.values().map(|(_, key)| key.clone()).collect()
-        } else {
-            fresh.iter().map(|(_, key)| key.clone()).collect()
-        };
-        for key in restart {
-            let writer = self.writer.clone();
-            key.watch(config.probe, move |id| writer.load(Ordering::SeqCst) == id.0);
+    fn start_probers(&self, config: &ShimConfig) {
+        let table = self.shared.table();
+        for spec in &config.keys {
+            if let Some((role, key)) = table.keys.get(&spec.id) {
+                key.watch(*role, config.probing(spec));
+            }
         }
     }
 
@@ -247,55 +271,85 @@ impl Engine {
         });
     }
 
-    fn remember(&self, config: &ShimConfig) {
+    /// Says what is in use, once it is on disk: what has been said to be in use must be found
+    /// there at the next start.
+    fn tell(&self) {
+        let config = &self.config;
+        for warning in &config.warnings {
+            tracing::warn!(warning, "the configuration is used otherwise than it says");
+        }
         let mut info = self.shared.info();
         info.revision.clone_from(&config.revision);
         info.loaded = time(SystemTime::now());
         info.refused = None;
+        info.warnings.clone_from(&config.warnings);
         info.listeners = config.listeners.iter().map(|spec| spec.endpoint.to_string()).collect();
         drop(info);
         *self.shared.identities.lock().unwrap_or_else(PoisonError::into_inner) =
             self.identities.values().map(|(identity, _)| identity.clone()).collect();
-        let stored = LastGood::new(config.document.clone(), self.past_writers.clone());
-        let path = config.listeners.first().and_then(|spec| LastGood::path(&spec.endpoint));
-        if let Some(path) = path
-            && let Err(error) = stored.store(&path)
-        {
-            tracing::warn!(file = %path.display(), %error, "the last good configuration cannot be kept on disk");
-        }
-        if let Some(path) = &self.beside
-            && let Err(error) = stored.store(path)
-        {
-            // Mounted Secrets are read-only.
-            tracing::debug!(file = %path.display(), %error, "no copy of the last good configuration");
-        }
+    }
+
+    /// Keeps the configuration in use on disk, with what its keys remember. Disks may be slow:
+    /// the thread that serves requests does not wait for them.
+    pub(crate) async fn store(&self) {
+        let table = self.shared.table();
+        let routed = table.keys.iter().filter(|_| table.mode == Mode::Route);
+        let memory = routed.filter_map(|(id, (_, key))| Some((*id, key.memory()?)));
+        let document = self.config.document.clone();
+        let stored = LastGood::new(document, self.past_writers.clone(), &memory.collect());
+        let listener = self.config.listeners.first();
+        let path = listener.and_then(|spec| LastGood::path(&spec.endpoint));
+        let beside = self.beside.clone();
+        let storing = tokio::task::spawn_blocking(move || {
+            if let Some(path) = path
+                && let Err(error) = stored.store(&path)
+            {
+                tracing::warn!(file = %path.display(), %error, "the last good configuration cannot be kept on disk");
+            }
+            if let Some(path) = beside
+                && let Err(error) = stored.store(&path)
+            {
+                // Mounted Secrets are read-only.
+                tracing::debug!(file = %path.display(), %error, "no copy of the last good configuration");
+            }
+        });
+        // It fails only if it panics or the process ends.
+        let _ = storing.await;
     }
 }
 
 /// Makes the keys of a configuration; those that have not changed are taken over with their
-/// connections and health.
+/// connections and health, and the others inherit what their number has written or read.
 fn build(
     config: &ShimConfig,
-    current: &BTreeMap<KeyNumber, (Role, Arc<Key>)>,
+    previous: &Previous<'_>,
     identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
     metrics: &Arc<Metrics>,
     watcher: &Arc<Watcher>,
+    remembered: &Arc<Notify>,
 ) -> Result<Built, Error> {
     let mut keys = BTreeMap::new();
     let mut fresh = Vec::new();
-    for KeySpec { id, role, upstream } in &config.keys {
-        let key = match current.get(id) {
-            Some((old_role, key)) if key.spec == *upstream => {
+    for spec in &config.keys {
+        let KeySpec { id, role, upstream } = spec;
+        let key = match previous.keys.get(id) {
+            Some((old_role, key)) if previous.unchanged && key.spec == *upstream => {
                 // A promoted key must prove that it can write.
                 if *role == Role::Write && *old_role == Role::Read {
                     fresh.push((*role, key.clone()));
                 }
                 key.clone()
             }
-            _ => {
-                let links = links(upstream, identities, watcher)?;
-                let ways = Upstream::new(links, metrics.clone());
-                let key = Key::new(*id, upstream.clone(), ways, config.mode, config.probe);
+            old => {
+                let memory = previous.memory.get(id).cloned();
+                let inherited = match old {
+                    Some((_, key)) => key.inheritance(),
+                    None => Inherited { memory, ..Inherited::default() },
+                };
+                let endpoints = Upstream::new(links(upstream, identities, metrics, watcher)?);
+                let (spec, duty) = (upstream.clone(), (*role, config.probing(spec)));
+                let remembered = remembered.clone();
+                let key = Key::new(*id, spec, endpoints, config.mode, duty, inherited, remembered);
                 fresh.push((*role, key.clone()));
                 key
             }
@@ -310,8 +364,9 @@ fn build(
 fn links(
     spec: &UpstreamSpec,
     identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
+    metrics: &Arc<Metrics>,
     watcher: &Arc<Watcher>,
-) -> Result<Vec<Link>, Error> {
+) -> Result<Vec<Arc<Link>>, Error> {
     let tls = match &spec.tls {
         Some(tls) => Some(Tls {
             identity: identity(&tls.files, identities, watcher)?,
@@ -319,7 +374,8 @@ fn links(
         }),
         None => None,
     };
-    Ok(spec.endpoints.iter().map(|address| Link::new(address.clone(), tls.clone())).collect())
+    let link = |address: &Address| Link::new(address.clone(), tls.clone(), metrics.clone());
+    Ok(spec.endpoints.iter().map(link).collect())
 }
 
 /// One identity per set of files, loaded once and followed for ever.
@@ -339,7 +395,12 @@ fn identity(
 }
 
 /// New keys prove themselves, all at the same time, so that hung ones do not add up.
-async fn prove(built: &Built, limit: Duration) -> Result<(), Error> {
+async fn prove(built: &Built, limit: Duration, proof: Proof) -> Result<(), Error> {
+    let limit = match proof {
+        Proof::Cold => return Ok(()),
+        Proof::Within(time) => limit.min(time),
+        Proof::Required => limit,
+    };
     let mut proofs = JoinSet::new();
     for (role, key) in built.fresh.iter().cloned() {
         proofs.spawn(prove_key(role, key, limit));
@@ -352,28 +413,26 @@ async fn prove(built: &Built, limit: Duration) -> Result<(), Error> {
     Ok(())
 }
 
-/// A writer proves itself by Status, a round trip and its canary, a reader by its canary or,
-/// without one, by answering.
+/// A writer proves itself by Status, its canary or what it wrote before, and a round trip; a
+/// reader by its canary or what it read before, and without either by answering.
 async fn prove_key(role: Role, key: Arc<Key>, limit: Duration) -> Result<(), Error> {
     let call = Call { uid: "shim-load", deadline: Instant::now() + limit };
-    let proven = async {
-        match role {
-            // A key that has been proven before must read its canary all the same.
-            Role::Write => {
-                key.prove_writer(&call).await?;
-                key.check_canary(&call).await
-            }
-            Role::Read => key.prove_reader(&call).await,
+    let proven = key.prove(role, &call, LOAD_PATIENCE);
+    let result = tokio::time::timeout_at(call.deadline, proven).await;
+    let age = match result {
+        Ok(Ok(age)) => age,
+        other => {
+            let error = match other {
+                Ok(Err(failure)) => failure.into(),
+                _ => Error::new(Kind::Timeout, format!("it did not answer in {limit:?}")),
+            };
+            let (id, role, why) = (key.id, role.label(), error.report());
+            let text = format!("key {id} ({role}) cannot be taken in: {why}");
+            return Err(Error::new(error.kind(), text));
         }
     };
-    let result = tokio::time::timeout_at(call.deadline, proven).await;
-    let result =
-        result.unwrap_or_else(|_| Err(Error::new(Kind::Timeout, "it did not answer in time")));
-    if let Err(error) = result {
-        let (id, role, why) = (key.id, role.label(), error.report());
-        let text = format!("key {id} ({role}) cannot be taken in: {why}");
-        return Err(Error::new(error.kind(), text));
+    if let Some(age) = age {
+        key.note_proof(age);
     }
-    key.health.proven();
     Ok(())
 }

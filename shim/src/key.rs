@@ -1,24 +1,32 @@
-//! One key of the shim: its way upstream, its health, and the key_id that may be announced for it.
+//! One key of the shim: its endpoints, its health, what it must be able to read, and the key_id
+//! that may be announced for it.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
-use sidekey_core::config::{KeyNumber, ProbeOptions};
-use sidekey_core::{Call, Error, Health, KeyId, Kind, Sealed, Secret, jitter};
+use sidekey_core::config::{KeyNumber, LAST_BACKOFF, ProbeOptions};
+use sidekey_core::{Call, Canary, Error, Health, KeyId, Kind, Sealed, Secret, jitter};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::config::{Mode, UpstreamSpec};
-use crate::upstream::Upstream;
+use crate::call::{Client, Failure};
+use crate::config::{Mode, Role, UpstreamSpec};
+use crate::memory::Memory;
+use crate::probe::Plan;
+use crate::upstream::{Round, Upstream};
 
-/// The first and the longest wait after a failed probe. It stays short, because it delays the
-/// return of a write key, and because plugins answer Status from memory.
+/// The first wait after a failed probe; it doubles up to [`LAST_BACKOFF`]. Both delay the return
+/// of a write key.
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
-const LAST_BACKOFF: Duration = Duration::from_secs(5);
+
+/// How long a load waits for the other endpoints of a key after the first has proven itself, to
+/// see whether one of them has another KEK.
+pub(crate) const LOAD_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A key as the router sees it.
 pub(crate) struct Key {
@@ -27,15 +35,23 @@ pub(crate) struct Key {
     pub(crate) upstream: Upstream,
     pub(crate) health: Health,
     /// Brings the next probe forward.
-    pub(crate) suspicion: Arc<Notify>,
+    suspicion: Arc<Notify>,
     mode: Mode,
+    duty: Mutex<(Role, ProbeOptions)>,
     announced: ArcSwapOption<Announced>,
     /// Key_ids that were announced and left behind: none may come back.
     past: Mutex<HashSet<KeyId>>,
-    /// Wrapped under the announced key_id: proof that a new one is the same KEK's.
-    sample: Mutex<Option<(Sealed, Secret)>>,
-    /// The provider's key_id at which the key was found to be the configured one.
-    verified: Mutex<Option<KeyId>>,
+    /// The key_id that the key in whose place this one comes had announced.
+    wanted: Option<KeyId>,
+    memory: Mutex<Option<Memory>>,
+    /// Whether the next Decrypt that succeeds is worth remembering.
+    attentive: AtomicBool,
+    /// Whether a Decrypt has succeeded that was worth remembering.
+    has_read: AtomicBool,
+    /// Told when there is something new to be kept on disk.
+    remembered: Arc<Notify>,
+    /// A read key's key_id, as it was last reported.
+    reported: Mutex<Option<KeyId>>,
     prober: Mutex<Option<AbortHandle>>,
 }
 
@@ -46,27 +62,57 @@ pub(crate) struct Announced {
     pub(crate) outer: KeyId,
 }
 
+/// What a key takes over from the one in whose place it comes.
+#[derive(Default)]
+pub(crate) struct Inherited {
+    pub(crate) memory: Option<Memory>,
+    pub(crate) announced: Option<KeyId>,
+    pub(crate) past: HashSet<KeyId>,
+}
+
 impl Key {
     pub(crate) fn new(
         id: KeyNumber,
         spec: UpstreamSpec,
         upstream: Upstream,
         mode: Mode,
-        options: ProbeOptions,
+        duty: (Role, ProbeOptions),
+        inherited: Inherited,
+        remembered: Arc<Notify>,
     ) -> Arc<Self> {
         Arc::new(Self {
             id,
             spec,
             upstream,
-            health: Health::new(options),
+            health: Health::new(duty.1),
             suspicion: Arc::default(),
             mode,
+            duty: Mutex::new(duty),
             announced: ArcSwapOption::empty(),
-            past: Mutex::default(),
-            sample: Mutex::default(),
-            verified: Mutex::default(),
+            past: Mutex::new(inherited.past),
+            wanted: inherited.announced,
+            attentive: AtomicBool::new(inherited.memory.is_none()),
+            memory: Mutex::new(inherited.memory),
+            has_read: AtomicBool::new(false),
+            remembered,
+            reported: Mutex::default(),
             prober: Mutex::default(),
         })
+    }
+
+    /// What it leaves to a key that comes in its place.
+    pub(crate) fn inheritance(&self) -> Inherited {
+        let announced = self.announced().map(|announced| announced.inner.clone());
+        let announced = announced.or_else(|| self.wanted.clone());
+        let mut past = lock(&self.past).clone();
+        // The one in use may be announced again.
+        past.retain(|key_id| Some(key_id) != announced.as_ref());
+        Inherited { memory: self.memory(), announced, past }
+    }
+
+    /// What it has written or read, to be kept on disk.
+    pub(crate) fn memory(&self) -> Option<Memory> {
+        lock(&self.memory).clone()
     }
 
     /// The key_id that has been proven, if one has.
@@ -79,7 +125,7 @@ impl Key {
     pub(crate) fn shown(&self) -> Option<KeyId> {
         match self.announced() {
             Some(announced) => Some(announced.outer.clone()),
-            None => lock(&self.verified).as_ref().and_then(|inner| self.outer(inner).ok()),
+            None => lock(&self.reported).as_ref().and_then(|inner| self.outer(inner).ok()),
         }
     }
 
@@ -88,70 +134,46 @@ impl Key {
         self.upstream.is_up() && self.health.was_proven()
     }
 
-    /// Proves that this is the key that was configured: it can read its canary.
-    pub(crate) async fn check_canary(&self, call: &Call<'_>) -> Result<(), Error> {
-        let Some(canary) = &self.spec.canary else { return Ok(()) };
-        let plaintext = self.upstream.decrypt(&canary.sealed, call).await.map_err(|error| {
-            let text = format!("key {} cannot read its canary", self.id);
-            match error.kind() {
-                kind if kind.is_transient() => error,
-                Kind::KeyState | Kind::Corrupt | Kind::Invalid => Error::new(Kind::KeyState, text)
-                    .with_source(error)
-                    .with_hint("another KEK than the configured one is behind this endpoint"),
-                kind => Error::new(kind, text).with_source(error),
-            }
-        })?;
-        canary.verify(&secret(&plaintext))
+    /// Whether it has been taken on trust: it has not yet read anything that was written before.
+    pub(crate) fn is_unread(&self) -> bool {
+        !self.has_read.load(Ordering::Relaxed) && !self.upstream.has_read()
     }
 
-    /// What a key must do before it may write: answer Status, wrap and unwrap, read its canary
-    /// and what it wrapped before. Then its key_id is announced.
-    pub(crate) async fn prove_writer(&self, call: &Call<'_>) -> Result<(), Error> {
-        let before = self.announced();
-        let wanted = before.as_ref().map(|announced| &announced.inner);
-        let key_id = self.upstream.status(wanted, call).await?;
-        if before.as_ref().is_some_and(|announced| announced.inner == key_id) {
-            return Ok(());
+    /// What a key must do before it is loaded, and at every probe. `None` for a read key that
+    /// answers and has proven nothing, else how old the proof is.
+    pub(crate) async fn prove(
+        &self,
+        role: Role,
+        call: &Call<'_>,
+        patience: Duration,
+    ) -> Result<Option<Duration>, Failure> {
+        match role {
+            Role::Write => self.prove_writer(call, patience).await.map(Some),
+            Role::Read => self.prove_reader(patience).await,
         }
-        if lock(&self.past).contains(&key_id) {
-            let text = format!("key {} has gone back to an older key_id", self.id);
-            return Err(
-                Error::new(Kind::Unavailable, text).with_hint("check the provider's replicas")
-            );
-        }
-        self.check_canary(call).await?;
-        self.check_sample(call).await?;
-        let sample = self.round_trip(&key_id, call).await?;
-        self.announce(key_id, sample)
     }
 
-    /// What a key must do to read: answer Status, and read its canary whenever its key_id is
-    /// another one than before. A provider may complain because it cannot write: where there is a
-    /// canary, that alone decides.
-    pub(crate) async fn prove_reader(&self, call: &Call<'_>) -> Result<(), Error> {
-        let key_id = match self.upstream.status(None, call).await {
-            Ok(key_id) => key_id,
-            Err(_) if self.spec.canary.is_some() => return self.check_canary(call).await,
-            Err(error) => return Err(error),
-        };
-        if lock(&self.verified).as_ref() == Some(&key_id) {
-            return Ok(());
+    /// Notes that the key worked so long ago. An answer counts for a few seconds however old the
+    /// provider's proof is: the provider's coast decides, not ours, while it can be asked.
+    pub(crate) fn note_proof(&self, age: Duration) {
+        self.upstream.set_down(false);
+        let coast = lock(&self.duty).1.coast;
+        if self.health.proven_before(age.min(coast.saturating_sub(LAST_BACKOFF))) {
+            tracing::info!(key = %self.id, "key is healthy");
         }
-        self.check_canary(call).await?;
-        self.check_sample(call).await?;
-        *lock(&self.verified) = Some(key_id);
-        Ok(())
     }
 
-    /// Unwraps.
+    /// Unwraps, on any endpoint.
     pub(crate) async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Bytes, Error> {
-        let result = self.upstream.decrypt(sealed, call).await;
-        if let Err(error) = &result
-            && error.kind().concerns_health()
-        {
-            self.suspicion.notify_one();
+        let attempt =
+            async |mut client: Client, limit| client.decrypt(sealed, call.uid, limit).await;
+        let result = self.upstream.call(call.deadline, |_| true, attempt).await;
+        match &result {
+            Ok(_) if self.attentive.load(Ordering::Relaxed) => self.note_read(sealed),
+            Err(failure) if failure.error().kind().concerns_health() => self.suspicion.notify_one(),
+            _ => {}
         }
-        result
+        Ok(result?)
     }
 
     /// Wraps under the announced key_id, and answers only what can be unwrapped again.
@@ -167,21 +189,27 @@ impl Key {
         Ok(sealed)
     }
 
-    /// Keeps health up to date until dropped. `writes` says whether the key has the write role now.
-    pub(crate) fn watch(
-        self: &Arc<Self>,
-        options: ProbeOptions,
-        writes: impl Fn(KeyNumber) -> bool + Send + 'static,
-    ) {
+    /// Keeps health up to date until dropped, with these times from now on.
+    pub(crate) fn watch(self: &Arc<Self>, role: Role, options: ProbeOptions) {
+        let before = std::mem::replace(&mut *lock(&self.duty), (role, options));
+        self.health.configure(options);
+        let mut prober = lock(&self.prober);
+        if prober.is_some() {
+            if before != (role, options) {
+                self.suspicion.notify_one();
+            }
+            return;
+        }
         let (key, suspicion) = (Arc::downgrade(self), self.suspicion.clone());
         let task = tokio::spawn(async move {
             let mut backoff = FIRST_BACKOFF;
             loop {
                 let Some(strong) = key.upgrade() else { return };
-                let healthy = strong.probe(options, writes(strong.id)).await;
+                let healthy = strong.probe().await;
+                let interval = lock(&strong.duty).1.interval;
                 // A key that was removed must be able to go while we wait.
                 drop(strong);
-                let pause = if healthy { options.interval } else { backoff.min(options.interval) };
+                let pause = if healthy { interval } else { backoff.min(interval) };
                 backoff = if healthy { FIRST_BACKOFF } else { (backoff * 2).min(LAST_BACKOFF) };
                 tokio::select! {
                     () = tokio::time::sleep(jitter(pause)) => {}
@@ -190,90 +218,196 @@ impl Key {
                 }
             }
         });
-        if let Some(old) = lock(&self.prober).replace(task.abort_handle()) {
-            old.abort();
-        }
+        *prober = Some(task.abort_handle());
     }
 
-    async fn probe(&self, options: ProbeOptions, writes: bool) -> bool {
+    async fn probe(&self) -> bool {
+        let (role, options) = *lock(&self.duty);
         let call = Call { uid: "shim-probe", deadline: Instant::now() + options.timeout };
-        let result =
-            if writes { self.prove_writer(&call).await } else { self.prove_reader(&call).await };
-        match result {
-            Ok(()) => {
-                self.upstream.set_down(false);
-                if self.health.proven() {
-                    tracing::info!(key = %self.id, "key is healthy");
-                }
-                true
-            }
-            Err(error) => {
-                self.upstream.set_down(true);
-                // Every loss coasts: the provider may be restarting, and an error here makes
-                // kube-apiserver unready.
-                let error = Error::new(Kind::Unavailable, error.report());
-                if self.health.failed(&error) {
-                    tracing::warn!(key = %self.id, error = %error.report(), "key cannot be reached");
-                }
-                false
+        match self.prove(role, &call, Duration::ZERO).await {
+            Ok(Some(age)) => self.note_proof(age),
+            // It is up with its first Decrypt, and not before.
+            Ok(None) => self.upstream.set_down(false),
+            Err(failure) => {
+                self.note_failure(&failure);
+                return false;
             }
         }
+        true
     }
 
-    async fn check_sample(&self, call: &Call<'_>) -> Result<(), Error> {
-        let Some((sealed, plaintext)) = lock(&self.sample).clone() else { return Ok(()) };
-        let another = || {
-            let text = format!(
-                "key {} cannot read what it wrapped before: it is another key now",
-                self.id
-            );
-            Error::new(Kind::KeyState, text)
-                .with_hint("bring the old KEK back, or give the other one a new id")
+    /// What one of our providers answers is passed on at once, because it has coasted already; a
+    /// foreign plugin has no coast of its own, and neither has one that cannot be reached.
+    fn note_failure(&self, failure: &Failure) {
+        self.upstream.set_down(true);
+        let news = match failure {
+            Failure::Answered(error) if !self.spec.external || error.is_lasting() => {
+                self.health.failed_for_good(error)
+            }
+            failure => {
+                let text = failure.error().report();
+                self.health.failed(&Error::new(Kind::Unavailable, text))
+            }
         };
-        match self.upstream.decrypt(&sealed, call).await {
-            Ok(back) if secret(&back) == plaintext => Ok(()),
-            Err(error) if error.kind().is_transient() => Err(error),
-            Err(error) => Err(another().with_source(error)),
-            Ok(_) => Err(another()),
+        if news {
+            let error = failure.error().report();
+            tracing::warn!(key = %self.id, error, "key does not work");
         }
     }
 
-    async fn round_trip(&self, key_id: &KeyId, call: &Call<'_>) -> Result<(Sealed, Secret), Error> {
-        let plaintext = Secret::random(32)?;
-        let bytes = Bytes::copy_from_slice(plaintext.expose());
-        Ok((self.wrap(key_id, &bytes, call).await?, plaintext))
+    /// What a key must do before it may write: answer Status, read what the key wrote before, and
+    /// wrap and unwrap under a new key_id. Then that is announced.
+    async fn prove_writer(&self, call: &Call<'_>, patience: Duration) -> Result<Duration, Failure> {
+        let announced = self.announced();
+        let announced = announced.as_ref().map(|announced| &announced.inner);
+        let wanted = announced.or(self.wanted.as_ref());
+        let round = self.upstream.probe(&self.plan(Role::Write), wanted, patience).await?;
+        let key_id = self.choose(round, wanted)?;
+        if announced != Some(&key_id) {
+            let sample = self.round_trip(&key_id, call).await?;
+            self.announce(&key_id, sample).map_err(Failure::Answered)?;
+        }
+        Ok(self.upstream.proof_age(&key_id))
     }
 
-    /// Wraps under `key_id` and unwraps again; the answer carries the provider's own key_id.
+    /// The key_id to write under: the announced one while an endpoint reports it, else a new one.
+    fn choose(&self, round: Round, wanted: Option<&KeyId>) -> Result<KeyId, Failure> {
+        if let (true, Some((_, error))) = (round.good.is_empty(), round.fair) {
+            // It was being probed as a read key.
+            return Err(Failure::Answered(Error::new(error.kind(), error.report())));
+        }
+        let past = lock(&self.past);
+        let mut good = round.good.into_iter();
+        let found = match wanted {
+            Some(wanted) if good.as_slice().contains(wanted) => Some(wanted.clone()),
+            _ => good.find(|key_id| !past.contains(key_id)),
+        };
+        found.ok_or_else(|| {
+            let text = format!("key {} has gone back to an older key_id", self.id);
+            let error = Error::new(Kind::Unavailable, text);
+            Failure::Unanswered(error.with_hint("check the provider's replicas"))
+        })
+    }
+
+    /// What a key must do to read: read what it read before. Without that it must answer.
+    async fn prove_reader(&self, patience: Duration) -> Result<Option<Duration>, Failure> {
+        let round = self.upstream.probe(&self.plan(Role::Read), None, patience).await?;
+        if let Some(key_id) = round.good.into_iter().next() {
+            let age = self.upstream.proof_age(&key_id);
+            self.follow(&key_id);
+            *lock(&self.reported) = Some(key_id);
+            return Ok(Some(age));
+        }
+        match round.fair {
+            Some((false, error)) => {
+                if !self.health.was_proven() {
+                    self.health.failed(&error);
+                }
+                Ok(None)
+            }
+            _ => Ok(Some(Duration::ZERO)),
+        }
+    }
+
+    fn plan(&self, role: Role) -> Plan {
+        let memory = match &self.spec.canary {
+            Some(canary) => Some(Memory::from(canary)),
+            None => self.memory(),
+        };
+        let (external, timeout) = (self.spec.external, lock(&self.duty).1.timeout);
+        Plan { key: self.id, role, external, memory, timeout }
+    }
+
+    /// What was remembered under an older version is replaced when there is something newer,
+    /// because old versions may be retired.
+    fn follow(&self, key_id: &KeyId) {
+        let old = lock(&self.memory).as_ref().is_none_or(|memory| memory.sealed.key_id != *key_id);
+        self.attentive.store(old, Ordering::Relaxed);
+    }
+
+    fn note_read(&self, sealed: &Sealed) {
+        let reported = lock(&self.reported).clone();
+        let mut memory = lock(&self.memory);
+        let newer = reported.is_some_and(|reported| reported == sealed.key_id);
+        if memory.is_some() && !newer {
+            return;
+        }
+        self.attentive.store(false, Ordering::Relaxed);
+        *memory = Some(Memory::read(sealed.clone()));
+        drop(memory);
+        self.remembered.notify_one();
+        self.has_read.store(true, Ordering::Relaxed);
+        if lock(&self.duty).0 == Role::Read && !self.is_up() {
+            self.note_proof(Duration::ZERO);
+        }
+    }
+
+    async fn round_trip(&self, key_id: &KeyId, call: &Call<'_>) -> Result<Memory, Failure> {
+        let plaintext = Secret::random(32).map_err(Failure::Answered)?;
+        let bytes = Bytes::copy_from_slice(plaintext.expose());
+        let sealed = self.wrap(key_id, &bytes, call).await?;
+        Ok(Memory::from(&Canary::new(sealed, &plaintext)))
+    }
+
+    /// Wraps under `key_id`, on the endpoints that report it; the answer carries the provider's
+    /// own key_id.
     async fn wrap(
         &self,
         key_id: &KeyId,
         plaintext: &Bytes,
         call: &Call<'_>,
-    ) -> Result<Sealed, Error> {
-        let sealed = self.upstream.encrypt(plaintext, call).await?;
+    ) -> Result<Sealed, Failure> {
+        let memory = self.plan(Role::Write).memory;
+        let attempt = async |client: Client, limit| {
+            self.wrap_on(client, key_id, memory.as_ref(), plaintext, call.uid, limit).await
+        };
+        self.upstream.call(call.deadline, |link| link.reports(key_id), attempt).await
+    }
+
+    /// Wraps on one endpoint, once it has proven that it has the KEK, and unwraps again.
+    async fn wrap_on(
+        &self,
+        mut client: Client,
+        key_id: &KeyId,
+        memory: Option<&Memory>,
+        plaintext: &Bytes,
+        uid: &str,
+        limit: Instant,
+    ) -> Result<Sealed, Failure> {
+        let checked = client.check(self.id, memory, Some(key_id), None, limit).await;
+        // One with another KEK is no endpoint of this key: ask the next.
+        checked.map_err(|failure| match failure {
+            Failure::Answered(error) if error.is_lasting() => Failure::Unanswered(error),
+            failure => failure,
+        })?;
+        let sealed = client.encrypt(plaintext, uid, limit).await?;
         if sealed.key_id != *key_id {
+            client.link.known().reported = Some(sealed.key_id);
             let text =
                 format!("key {} wrapped with another key_id than the announced one", self.id);
-            return Err(Error::new(Kind::Unavailable, text)
-                .with_hint("a rotation is being taken over; the caller will ask again"));
+            let error = Error::new(Kind::Unavailable, text)
+                .with_hint("a rotation is being taken over; the caller will ask again");
+            return Err(Failure::Unanswered(error));
         }
-        let back = self.upstream.decrypt(&sealed, call).await?;
-        if secret(&back) != secret(plaintext) {
+        let back = client.decrypt(&sealed, uid, limit).await?;
+        if Secret::new(back.to_vec()) != Secret::new(plaintext.to_vec()) {
             let text = format!("key {} unwrapped something else than what it had wrapped", self.id);
-            return Err(
-                Error::new(Kind::Bug, text).with_hint("nothing was stored; look at the provider")
-            );
+            let error = Error::new(Kind::Bug, text);
+            return Err(Failure::Answered(
+                error.with_hint("nothing was stored; look at the provider"),
+            ));
         }
         Ok(sealed)
     }
 
-    fn announce(&self, inner: KeyId, sample: (Sealed, Secret)) -> Result<(), Error> {
-        let outer = self.outer(&inner)?;
+    fn announce(&self, inner: &KeyId, sample: Memory) -> Result<(), Error> {
+        let outer = self.outer(inner)?;
         lock(&self.past).insert(inner.clone());
-        *lock(&self.sample) = Some(sample);
+        *lock(&self.memory) = Some(sample);
+        self.attentive.store(false, Ordering::Relaxed);
+        self.remembered.notify_one();
         tracing::info!(key = %self.id, key_id_hash = outer.hash(), "key_id is proven");
-        self.announced.store(Some(Arc::new(Announced { inner, outer })));
+        self.announced.store(Some(Arc::new(Announced { inner: inner.clone(), outer })));
         Ok(())
     }
 
@@ -307,10 +441,9 @@ impl Drop for Key {
     }
 }
 
-fn secret(bytes: &[u8]) -> Secret {
-    Secret::new(bytes.to_vec())
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,14 +1,22 @@
 //! The last good configuration, kept on disk beside the socket, so that a restart after a refused
-//! revision is no outage. It holds no secrets: keys are named by their sockets.
+//! revision is no outage, with what its keys must be able to read. It holds no secrets: keys are
+//! named by their sockets, and what they must read is wrapped.
 
-use std::collections::BTreeSet;
-use std::io::Write;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sidekey_core::config::KeyNumber;
 use sidekey_core::{Endpoint, hex, sha256};
+
+use crate::memory::Memory;
+
+/// More than the most keys with all that they remember need.
+const MAX_SIZE: u64 = 16 * 1024 * 1024;
 
 /// What is kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -19,12 +27,33 @@ pub(crate) struct LastGood {
     pub(crate) past_writers: BTreeSet<u64>,
     /// Against a file that was cut off or edited.
     checksum: String,
+    /// What keys have written or read. A file without it is one of an older version, which in
+    /// turn reads this one: hence a checksum of its own.
+    #[serde(default)]
+    memory: BTreeMap<u64, Value>,
+    #[serde(default)]
+    memory_checksum: String,
 }
 
 impl LastGood {
-    pub(crate) fn new(document: Value, past_writers: BTreeSet<u64>) -> Self {
+    pub(crate) fn new(
+        document: Value,
+        past_writers: BTreeSet<u64>,
+        memory: &BTreeMap<KeyNumber, Memory>,
+    ) -> Self {
         let checksum = checksum(&document, &past_writers);
-        Self { document, past_writers, checksum }
+        let memory = memory.iter().map(|(id, memory)| (id.0, memory.document())).collect();
+        let memory_checksum = memory_checksum(&memory);
+        Self { document, past_writers, checksum, memory, memory_checksum }
+    }
+
+    /// What keys have written or read.
+    pub(crate) fn memory(&self) -> BTreeMap<KeyNumber, Memory> {
+        let parsed = self
+            .memory
+            .iter()
+            .filter_map(|(id, document)| Some((KeyNumber(*id), Memory::parse(document.clone())?)));
+        parsed.collect()
     }
 
     /// Where it lies for a shim that listens there; abstract sockets have no directory.
@@ -43,9 +72,20 @@ impl LastGood {
 
     /// Reads it; one that is damaged is none, and that is said.
     pub(crate) fn load(path: &Path) -> Option<Self> {
-        let bytes = std::fs::read(path).ok()?;
+        let bytes = match read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                tracing::warn!(file = %path.display(), %error, "the last good configuration on disk cannot be read and is ignored");
+                return None;
+            }
+        };
         let stored: Option<Self> = serde_json::from_slice(&bytes).ok();
-        let sound = stored.filter(|s| s.checksum == checksum(&s.document, &s.past_writers));
+        let sound = stored.filter(|s| {
+            let old = s.memory.is_empty() && s.memory_checksum.is_empty();
+            s.checksum == checksum(&s.document, &s.past_writers)
+                && (old || s.memory_checksum == memory_checksum(&s.memory))
+        });
         if sound.is_none() {
             tracing::warn!(file = %path.display(), "the last good configuration on disk is damaged and is ignored");
         }
@@ -61,8 +101,8 @@ impl LastGood {
             .create_new(true)
             .mode(0o600)
             .open(&temporary)?;
-        let written = serde_json::to_vec_pretty(self)
-            .map_err(std::io::Error::other)
+        let written = self
+            .bytes()
             .and_then(|bytes| file.write_all(&bytes))
             .and_then(|()| file.sync_all())
             .and_then(|()| std::fs::rename(&temporary, path));
@@ -70,6 +110,37 @@ impl LastGood {
             let _ = std::fs::remove_file(&temporary);
         })
     }
+
+    fn bytes(&self) -> std::io::Result<Vec<u8>> {
+        let bytes = serde_json::to_vec_pretty(self).map_err(std::io::Error::other)?;
+        if bytes.len() as u64 > MAX_SIZE {
+            let text = format!("it has {} bytes, at most {MAX_SIZE} are read again", bytes.len());
+            return Err(std::io::Error::other(text));
+        }
+        Ok(bytes)
+    }
+}
+
+/// Reads a regular file, which is not a link and not longer than we write; a FIFO is not waited
+/// for.
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let flags = i32::try_from(flags.bits()).map_err(std::io::Error::other)?;
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_SIZE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_SIZE {
+        return Err(std::io::Error::other(format!("it is longer than {MAX_SIZE} bytes")));
+    }
+    Ok(bytes)
+}
+
+fn memory_checksum(memory: &BTreeMap<u64, Value>) -> String {
+    let text: String = memory.iter().map(|(id, document)| format!("{id}{document}")).collect();
+    hex(&sha256(text.as_bytes()))
 }
 
 fn checksum(document: &Value, past_writers: &BTreeSet<u64>) -> String {
@@ -80,9 +151,18 @@ fn checksum(document: &Value, past_writers: &BTreeSet<u64>) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use bytes::Bytes;
     use serde_json::json;
+    use sidekey_core::{KeyId, Sealed};
 
     use super::*;
+
+    fn memory() -> BTreeMap<KeyNumber, Memory> {
+        let key_id = KeyId::new("v/1").unwrap();
+        let (ciphertext, annotations) = (Bytes::from_static(b"wrapped"), BTreeMap::new());
+        let memory = Memory::read(Sealed { key_id, ciphertext, annotations });
+        [(KeyNumber(2), memory)].into()
+    }
 
     #[test]
     fn what_was_stored_is_loaded_and_what_was_damaged_is_not() {
@@ -91,13 +171,44 @@ mod tests {
             directory.path().join("kms.sock").display().to_string().parse().unwrap();
         let path = LastGood::path(&listen).unwrap();
         assert_eq!(LastGood::load(&path), None);
-        let good = LastGood::new(json!({"keys": [1, 2]}), BTreeSet::from([1]));
+        let good = LastGood::new(json!({"keys": [1, 2]}), BTreeSet::from([1]), &memory());
         good.store(&path).unwrap();
-        assert_eq!(LastGood::load(&path), Some(good));
+        let loaded = LastGood::load(&path).unwrap();
+        assert_eq!(loaded.memory(), memory());
+        assert_eq!(loaded, good);
         let text = std::fs::read_to_string(&path).unwrap();
-        for damaged in [&text[..text.len() / 2], &text.replace('2', "3"), ""] {
+        for damaged in
+            [&text[..text.len() / 2], &text.replace('2', "3"), &text.replace("v/1", "v/9"), ""]
+        {
             std::fs::write(&path, damaged).unwrap();
             assert_eq!(LastGood::load(&path), None);
         }
+    }
+
+    #[test]
+    fn a_file_of_a_version_without_memory_is_loaded() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("last-good");
+        // As sha256 of `{"keys":[1]}{7}` is.
+        let checksum = hex(&sha256(br#"{"keys":[1]}{7}"#));
+        let old = json!({"document": {"keys": [1]}, "past_writers": [7], "checksum": checksum});
+        std::fs::write(&path, old.to_string()).unwrap();
+        let loaded = LastGood::load(&path).unwrap();
+        assert_eq!(loaded.past_writers, BTreeSet::from([7]));
+        assert!(loaded.memory().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_not_followed_and_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, link) = (directory.path().join("there"), directory.path().join("link"));
+        LastGood::new(json!({}), BTreeSet::new(), &memory()).store(&path).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(LastGood::load(&path).is_some());
+        assert_eq!(LastGood::load(&link), None);
+        assert_eq!(LastGood::load(directory.path()), None);
+        let long = std::fs::File::create(&path).unwrap();
+        long.set_len(MAX_SIZE + 1).unwrap();
+        assert_eq!(LastGood::load(&path), None);
     }
 }

@@ -12,11 +12,19 @@
 //! configuration.
 //!
 //! # Rules worth knowing
-//! - **Probe interval.** Providers answer Status from memory, so the shim's own probes cost the KMS
-//!   nothing; a changed key_id is proven by a round trip before it is announced.
-//! - **Loss of the write key** coasts for `coast` (60 s): Status stays ok, because a provider may be
-//!   restarting. Then Status is a gRPC error, so that kube-apiserver's write window closes.
+//! - **Endpoints.** Each endpoint of a key gets its share of the caller's time. What it answers goes
+//!   back, an error too, because providers have retried already; what it leaves unanswered is asked
+//!   of the next. Encrypt goes only to endpoints that report the announced key_id.
+//! - **Probe interval.** Providers answer Status from memory, so asking every four seconds costs the
+//!   KMS nothing; a changed key_id is proven by a round trip before it is announced.
+//! - **Loss of the write key.** Our providers coast by themselves, and what they answer is passed on
+//!   at once. The shim coasts while it cannot reach them, and over the failures of foreign plugins;
+//!   always from the last proof, so that the two do not add up. A transient error of a process that
+//!   has not been well on this connection counts as not reached: it may have just been started.
+//!   Then Status is a gRPC error, so that kube-apiserver's write window closes.
 //!   A read key that is gone never changes Status.
+//! - **The KEK that wrote.** A key reads its canary, or what it wrote or read before, when its
+//!   endpoint, settings, key_id or connection are new; before that it is not written with.
 //! - **A host that is gone without a word** is found out by its kernel's silence, after a second:
 //!   the request goes on by another connection or endpoint, and a slow plugin is left in peace.
 //! - **A key that has been the write key and was replaced** may read for ever, but to write again it
@@ -26,12 +34,15 @@
 //!   is `00000000`, which matches everything, so that naming one later leaves old data readable.
 
 mod cache;
+mod call;
 mod engine;
 mod key;
 mod lastgood;
 mod link;
+mod memory;
 mod metrics;
 mod page;
+mod probe;
 mod run;
 mod service;
 mod state;

@@ -1,30 +1,40 @@
-//! One way to one plugin: a connection that is made when needed and made anew when it broke.
+//! One endpoint of a key: a connection that is made when needed and made anew when it broke, and
+//! what is known of the plugin behind it.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::Uri;
 use sidekey_core::client::{self, Connection};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use sidekey_core::{Error, Kind, QuietStream};
+use sidekey_core::{Error, KeyId, Kind, QuietStream};
 use tokio::net::TcpStream;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
+use crate::call::{Client, Failure};
 use crate::config::Address;
+use crate::metrics::{ForwardError, Metrics};
+use crate::probe::Found;
 use crate::tls::Identity;
 
 /// A plugin that does not take a connection in this time is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A client of one plugin.
-pub(crate) struct Client(pub(crate) KeyManagementServiceClient<Connection>);
-
-/// One way to one plugin.
+/// One endpoint of a key.
 pub(crate) struct Link {
     address: Address,
     tls: Option<Tls>,
-    open: Mutex<Option<(KeyManagementServiceClient<Connection>, Connection)>>,
+    pub(crate) metrics: Arc<Metrics>,
+    open: Mutex<Option<Open>>,
+    /// Connections so far: a new one may lead to a new process.
+    made: AtomicU64,
+    /// It could not be reached, or did not answer in its time, and no probe has succeeded since.
+    failing: AtomicBool,
+    known: std::sync::Mutex<Known>,
+    /// The probe under way, or the last one.
+    pub(crate) probing: std::sync::Mutex<Option<watch::Receiver<Option<Found>>>>,
 }
 
 /// What an `https` link needs.
@@ -34,49 +44,110 @@ pub(crate) struct Tls {
     pub(crate) server_name: Option<String>,
 }
 
+/// What probes and answers have told.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// The key_id under which it writes.
+    pub(crate) reported: Option<KeyId>,
+    /// When the key was last proven, as it said.
+    pub(crate) proof: Option<Instant>,
+    /// The connection on which its Status was last ok.
+    pub(crate) good: u64,
+    /// When it was last found to have the KEK that wrote.
+    pub(crate) checked: Option<Checked>,
+    /// Whether it has ever read something that was written before.
+    pub(crate) has_read: bool,
+}
+
+/// For which process and version the KEK was checked, and when.
+pub(crate) struct Checked {
+    pub(crate) number: u64,
+    pub(crate) key_id: Option<KeyId>,
+    pub(crate) at: Instant,
+}
+
+struct Open {
+    stub: KeyManagementServiceClient<Connection>,
+    connection: Connection,
+    number: u64,
+}
+
 impl Link {
-    pub(crate) fn new(address: Address, tls: Option<Tls>) -> Self {
-        Self { address, tls, open: Mutex::new(None) }
+    pub(crate) fn new(address: Address, tls: Option<Tls>, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            address,
+            tls,
+            metrics,
+            open: Mutex::new(None),
+            made: AtomicU64::new(0),
+            failing: AtomicBool::new(false),
+            known: std::sync::Mutex::default(),
+            probing: std::sync::Mutex::default(),
+        })
     }
 
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
-    /// The open connection, or a new one.
-    pub(crate) async fn client(&self, deadline: Instant) -> Result<Client, Error> {
-        if let Ok(open) = self.open.try_lock()
-            && let Some((client, connection)) = &*open
-            && !connection.is_closed()
-        {
-            return Ok(Client(client.clone()));
-        }
-        // Boxed, because every call would carry the room that a TLS handshake needs.
-        Box::pin(self.reconnect(deadline)).await
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn reconnect(&self, deadline: Instant) -> Result<Client, Error> {
-        let limit = deadline.min(Instant::now() + CONNECT_TIMEOUT);
-        let connecting = async {
-            let mut open = self.open.lock().await;
-            if let Some((client, connection)) = &*open
-                && !connection.is_closed()
-            {
-                return Ok(Client(client.clone()));
-            }
-            *open = None;
-            let (client, connection) = self.connect().await?;
-            *open = Some((client.clone(), connection));
-            Ok(Client(client))
-        };
-        tokio::time::timeout_at(limit, connecting).await.unwrap_or_else(|_| {
-            Err(Error::new(Kind::Unavailable, format!("{} takes no connection", self.address)))
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_failing(&self, failing: bool) {
+        self.failing.store(failing, Ordering::Relaxed);
+    }
+
+    /// Whether it said that it writes under this key_id.
+    pub(crate) fn reports(&self, key_id: &KeyId) -> bool {
+        self.known().reported.as_ref() == Some(key_id)
+    }
+
+    /// The open connection, or a new one.
+    pub(crate) async fn client(self: &Arc<Self>, deadline: Instant) -> Result<Client, Failure> {
+        if let Ok(open) = self.open.try_lock()
+            && let Some(client) = self.usable(open.as_ref())
+        {
+            return Ok(client);
+        }
+        // Boxed, because every call would carry the room that a TLS handshake needs.
+        Box::pin(self.reconnect(deadline)).await.map_err(|error| {
+            self.metrics.forward_error(ForwardError::Connection);
+            self.set_failing(true);
+            Failure::Unanswered(error)
         })
     }
 
     /// Gives the connection up: it is open, but nobody answers on it.
     pub(crate) async fn hang_up(&self) {
         *self.open.lock().await = None;
+    }
+
+    fn usable(self: &Arc<Self>, open: Option<&Open>) -> Option<Client> {
+        let open = open.filter(|open| !open.connection.is_closed())?;
+        Some(Client { link: self.clone(), number: open.number, stub: open.stub.clone() })
+    }
+
+    async fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<Client, Error> {
+        let limit = deadline.min(Instant::now() + CONNECT_TIMEOUT);
+        let connecting = async {
+            let mut open = self.open.lock().await;
+            if let Some(client) = self.usable(open.as_ref()) {
+                return Ok(client);
+            }
+            *open = None;
+            let (stub, connection) = self.connect().await?;
+            let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
+            *open = Some(Open { stub: stub.clone(), connection, number });
+            Ok(Client { link: self.clone(), number, stub })
+        };
+        tokio::time::timeout_at(limit, connecting).await.unwrap_or_else(|_| {
+            Err(Error::new(Kind::Unavailable, format!("{} takes no connection", self.address)))
+        })
     }
 
     async fn connect(&self) -> Result<(KeyManagementServiceClient<Connection>, Connection), Error> {

@@ -1,6 +1,6 @@
 //! What Prometheus sees of the shim, under the names that the shim's enhancement text gave.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -41,10 +41,11 @@ pub(crate) struct Metrics {
     pub(crate) refused: Counter,
     healthy: Family<KeyLabel, Gauge>,
     key_ids: Family<HashLabel, Gauge>,
+    canary_unread: Family<NumberLabel, Gauge>,
+    coasting: Family<NumberLabel, Gauge>,
     reloads: Family<ResultLabel, Counter>,
     revision: Family<RevisionLabel, Gauge>,
     expiry: Gauge,
-    expiry_known: std::sync::atomic::AtomicBool,
 }
 
 /// A key as the gauges show it.
@@ -53,6 +54,8 @@ pub(crate) struct KeyGauges {
     pub(crate) role: &'static str,
     pub(crate) healthy: bool,
     pub(crate) key_id_hash: Option<String>,
+    pub(crate) canary_unread: bool,
+    pub(crate) coasting: Option<SystemTime>,
 }
 
 #[derive(Clone, Debug)]
@@ -83,6 +86,11 @@ struct CodeLabel {
 struct KeyLabel {
     key: u64,
     role: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct NumberLabel {
+    key: u64,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -138,16 +146,18 @@ impl Default for Metrics {
             refused: Counter::default(),
             healthy: Family::default(),
             key_ids: Family::default(),
+            canary_unread: Family::default(),
+            coasting: Family::default(),
             reloads,
             revision: Family::default(),
             expiry: Gauge::default(),
-            expiry_known: std::sync::atomic::AtomicBool::new(false),
         }
     }
 }
 
 impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
+        self.register_keys(registry);
         let build = Family::<BuildLabel, Gauge>::default();
         build.get_or_create(&BuildLabel { version: sidekey_core::VERSION }).set(1);
         registry.register("kms_shim_build_info", "Version", build);
@@ -166,16 +176,6 @@ impl Metrics {
             "kms_shim_plugin_errors",
             "Requests that a plugin answered with an error",
             self.plugin_errors.clone(),
-        );
-        registry.register(
-            "kms_shim_plugin_healthy",
-            "1 while the key's plugin answers Status with ok",
-            self.healthy.clone(),
-        );
-        registry.register(
-            "kms_shim_key_id_hash_info",
-            "Hash of a proven key_id, in the form of kube-apiserver's own metrics",
-            self.key_ids.clone(),
         );
         registry.register(
             "kms_shim_reloads",
@@ -197,6 +197,29 @@ impl Metrics {
             "kms_shim_certificate_expiry_timestamp_seconds",
             "When the first of our certificates expires; 0 without certificates",
             self.expiry.clone(),
+        );
+    }
+
+    fn register_keys(&self, registry: &mut Registry) {
+        registry.register(
+            "kms_shim_plugin_healthy",
+            "1 while the key's plugin answers Status with ok",
+            self.healthy.clone(),
+        );
+        registry.register(
+            "kms_shim_key_id_hash_info",
+            "Hash of a proven key_id, in the form of kube-apiserver's own metrics",
+            self.key_ids.clone(),
+        );
+        registry.register(
+            "kms_shim_canary_unread",
+            "1 while the key has not read anything that was written before",
+            self.canary_unread.clone(),
+        );
+        registry.register(
+            "kms_shim_coasting_since_timestamp_seconds",
+            "Since when the key fails while Status is still ok",
+            self.coasting.clone(),
         );
     }
 
@@ -239,7 +262,14 @@ impl Metrics {
         self.revision.get_or_create(&RevisionLabel { revision }).set(1);
         self.healthy.clear();
         self.key_ids.clear();
-        for KeyGauges { key, role, healthy, key_id_hash } in keys {
+        self.canary_unread.clear();
+        self.coasting.clear();
+        for KeyGauges { key, role, healthy, key_id_hash, canary_unread, coasting } in keys {
+            let number = NumberLabel { key };
+            self.canary_unread.get_or_create(&number).set(i64::from(canary_unread));
+            if let Some(since) = coasting.and_then(seconds) {
+                self.coasting.get_or_create(&number).set(since);
+            }
             self.healthy.get_or_create(&KeyLabel { key, role }).set(i64::from(healthy));
             if let Some(key_id_hash) = key_id_hash {
                 self.key_ids.get_or_create(&HashLabel { key, role, key_id_hash }).set(1);
@@ -247,12 +277,15 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn expiry(&self, at: Option<std::time::SystemTime>) {
-        let seconds = at.and_then(|at| at.duration_since(std::time::SystemTime::UNIX_EPOCH).ok());
-        let seconds = seconds.and_then(|since| i64::try_from(since.as_secs()).ok());
-        self.expiry_known.store(seconds.is_some(), std::sync::atomic::Ordering::Relaxed);
-        self.expiry.set(seconds.unwrap_or(0));
+    pub(crate) fn expiry(&self, at: Option<SystemTime>) {
+        self.expiry.set(at.and_then(seconds).unwrap_or(0));
     }
+}
+
+/// Since 1970, for a gauge.
+fn seconds(at: SystemTime) -> Option<i64> {
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_secs()).ok()
 }
 
 impl MetricConstructor<Histogram> for Buckets {

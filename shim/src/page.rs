@@ -64,6 +64,12 @@ fn notes(status: &ShimStatus) -> String {
             escape(&refused.error)
         ));
     }
+    for warning in &status.config.warnings {
+        notes.push_str(&format!(
+            "<section class=\"note\"><h2>The configuration is used otherwise than it says</h2><pre>{}</pre></section>",
+            escape(warning)
+        ));
+    }
     notes
 }
 

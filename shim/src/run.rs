@@ -319,16 +319,9 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
     let farewell = loop {
         let linger = engine.linger();
         tokio::select! {
+            // Keys that hang while they are to prove themselves must not delay the end.
             farewell = ending.wait(&mut signals, linger) => break farewell,
-            document = next(&mut file) => tokio::select! {
-                // Keys that hang while they are to prove themselves must not delay the end.
-                farewell = ending.wait(&mut signals, linger) => break farewell,
-                taken = take_over(document, &flags, &mut engine) => {
-                    if let (true, Some(file)) = (taken, &mut file) {
-                        file.accepted();
-                    }
-                }
-            },
+            () = step(&mut file, &flags, &mut engine) => {}
         }
     };
     if farewell == Farewell::AtOnce {
@@ -352,20 +345,25 @@ async fn first(
     refused: Option<String>,
 ) -> Result<Option<String>, Error> {
     let other = fallback.filter(|fallback| fallback.document != config.document);
-    if refused.is_some() || other.is_none() {
+    let (None, Some(other)) = (&refused, other) else {
         engine.apply(config, Proof::Cold).await?;
         return Ok(refused);
-    }
-    let proof =
-        tokio::time::timeout(START_PROOF, engine.apply(config.clone(), Proof::Required)).await;
-    let error = match proof {
-        Ok(Ok(())) => return Ok(None),
-        Ok(Err(error)) => error.report(),
-        Err(_) => format!("its keys did not prove themselves in {START_PROOF:?}"),
     };
-    match other {
-        Some(other) => engine.apply(other, Proof::Cold).await.map(|()| Some(error)),
-        None => engine.apply(config, Proof::Cold).await.map(|()| None),
+    let Err(error) = engine.apply(config, Proof::Within(START_PROOF)).await else {
+        return Ok(None);
+    };
+    engine.apply(other, Proof::Cold).await.map(|()| Some(error.report()))
+}
+
+/// Takes a changed document over, or keeps on disk what a key has written or read.
+async fn step(file: &mut Option<ConfigFile>, flags: &Flags, engine: &mut Engine) {
+    tokio::select! {
+        document = next(file) => {
+            if let (true, Some(file)) = (take_over(document, flags, engine).await, file) {
+                file.accepted();
+            }
+        }
+        () = engine.remembered() => engine.store().await,
     }
 }
 

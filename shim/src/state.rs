@@ -37,6 +37,8 @@ pub(crate) struct Info {
     pub(crate) revision: Option<String>,
     pub(crate) loaded: String,
     pub(crate) refused: Option<Refusal>,
+    /// What is in use though the file says otherwise, and why.
+    pub(crate) warnings: Vec<String>,
     pub(crate) listeners: Vec<String>,
 }
 
@@ -72,9 +74,14 @@ pub(crate) struct KeyStatus {
     pub(crate) fingerprint: String,
     pub(crate) endpoints: Vec<String>,
     pub(crate) canary: bool,
+    /// Taken on trust: it has not yet read anything that was written before.
+    pub(crate) canary_unread: bool,
+    pub(crate) external: bool,
     pub(crate) healthy: bool,
     pub(crate) reason: Option<String>,
     pub(crate) since: String,
+    /// Since when it fails while Status is still ok.
+    pub(crate) coasting_since: Option<String>,
     pub(crate) key_id_hash: Option<String>,
     pub(crate) last_success: Option<String>,
     pub(crate) last_error: Option<ErrorStatus>,
@@ -132,11 +139,10 @@ impl Shared {
     pub(crate) fn announced(&self) -> Result<KeyId, Error> {
         let table = self.table.load();
         let writer = &table.writer;
-        let refused = |text: String| {
-            Error::new(Kind::Unavailable, format!("write key {}: {text}", writer.id))
-        };
-        writer.health.verdict().map_err(|trouble| refused(trouble.text))?;
-        let announced = writer.announced().ok_or_else(|| refused("not proven yet".into()))?;
+        let refused = |kind, text| Error::new(kind, format!("write key {}: {text}", writer.id));
+        writer.health.verdict().map_err(|trouble| refused(trouble.kind, trouble.text))?;
+        let unproven = || refused(Kind::Unavailable, "not proven yet".into());
+        let announced = writer.announced().ok_or_else(unproven)?;
         Ok(announced.outer.clone())
     }
 
@@ -181,6 +187,8 @@ impl KeyStatus {
             fingerprint: key.spec.fingerprint.clone(),
             endpoints: key.spec.endpoints.iter().map(ToString::to_string).collect(),
             canary: key.spec.canary.is_some(),
+            canary_unread: key.is_unread(),
+            external: key.spec.external,
             healthy,
             reason: if healthy {
                 None
@@ -188,6 +196,7 @@ impl KeyStatus {
                 snapshot.last_error.as_ref().map(|t| t.text.clone())
             },
             since: time(snapshot.since),
+            coasting_since: snapshot.coasting.map(time),
             key_id_hash: key.shown().as_ref().map(KeyId::hash),
             last_success: snapshot.last_success.map(time),
             last_error: snapshot.last_error.map(error),
@@ -219,6 +228,8 @@ impl Source for Shared {
             role: role.label(),
             healthy: key.is_up(),
             key_id_hash: key.shown().as_ref().map(KeyId::hash),
+            canary_unread: key.is_unread(),
+            coasting: key.health.snapshot().coasting,
         });
         let revision = self.info().revision.clone();
         self.metrics.refresh(revision.as_deref(), gauges.collect());

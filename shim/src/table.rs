@@ -70,6 +70,7 @@ mod tests {
     use sidekey_core::NO_FINGERPRINT;
 
     use crate::config::UpstreamSpec;
+    use crate::key::Inherited;
     use crate::upstream::Upstream;
 
     fn key(id: u64, fingerprint: &str) -> Arc<Key> {
@@ -80,14 +81,11 @@ mod tests {
             endpoints: Vec::new(),
             canary: None,
             tls: None,
+            external: false,
         };
-        Key::new(
-            KeyNumber(id),
-            spec,
-            Upstream::new(Vec::new(), Arc::default()),
-            Mode::Route,
-            options,
-        )
+        let (duty, none) = ((Role::Read, options), Inherited::default());
+        let upstream = Upstream::new(Vec::new());
+        Key::new(KeyNumber(id), spec, upstream, Mode::Route, duty, none, Arc::default())
     }
 
     /// Key 2 writes, key 1 reads, key 3 has no fingerprint.

@@ -1,40 +1,44 @@
-//! All ways to one key. Calls go to the first way that works; they are repeated on the next one,
-//! or after a moment, as long as the caller waits: a provider that restarts is felt as latency.
+//! All endpoints of one key. A call goes to the first that answers in its share of the caller's
+//! time; where none can be reached it is tried again as long as the caller waits, so that a
+//! provider's restart is felt as latency.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, StatusRequest, StatusResponse};
-use sidekey_core::{Call, Error, KeyId, Kind, Sealed, check_sealed};
+use sidekey_core::{Error, KeyId, Kind};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tonic::{Code, Request, Status};
 
-use crate::link::{Client, Link};
-use crate::metrics::{ForwardError, Metrics};
+use crate::call::{Client, Failure};
+use crate::link::Link;
+use crate::probe::{Found, Plan};
 
-/// The wait before a broken way is tried again; it doubles.
+/// The wait before endpoints that could not be reached are tried again; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
 /// A key whose probes have failed for this long does not merely restart.
 const RESTART: Duration = Duration::from_secs(5);
-/// From then on it gets this long, so that callers are not kept waiting for it.
-const DOWN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A key as others provide it.
 pub(crate) struct Upstream {
-    links: Vec<Link>,
-    /// The way that worked last.
-    preferred: AtomicUsize,
+    links: Vec<Arc<Link>>,
     /// Since when probes fail.
     down: Mutex<Option<Instant>>,
-    metrics: std::sync::Arc<Metrics>,
+}
+
+/// What the endpoints of a key have answered to one probe.
+#[derive(Default)]
+pub(crate) struct Round {
+    /// The key_ids under which they write.
+    pub(crate) good: Vec<KeyId>,
+    /// Whether a read key reads though its Status is this error.
+    pub(crate) fair: Option<(bool, Arc<Error>)>,
+    failures: Vec<Arc<Failure>>,
 }
 
 impl Upstream {
-    pub(crate) fn new(links: Vec<Link>, metrics: std::sync::Arc<Metrics>) -> Self {
-        Self { links, preferred: AtomicUsize::new(0), down: Mutex::default(), metrics }
+    pub(crate) fn new(links: Vec<Arc<Link>>) -> Self {
+        Self { links, down: Mutex::default() }
     }
 
     /// What probes have found.
@@ -48,210 +52,166 @@ impl Upstream {
         self.since().is_none()
     }
 
-    /// Asks each way in turn for its Status, until one is healthy and, if a key_id is `wanted`,
-    /// reports that one: calls will prefer it.
-    pub(crate) async fn status(
+    /// Whether any endpoint has read something that was written before.
+    pub(crate) fn has_read(&self) -> bool {
+        self.links.iter().any(|link| link.known().has_read)
+    }
+
+    /// The age of the newest proof among the endpoints that write under `key_id`.
+    pub(crate) fn proof_age(&self, key_id: &KeyId) -> Duration {
+        let writing = self.links.iter().filter(|link| link.reports(key_id));
+        let newest = writing.filter_map(|link| link.known().proof).max();
+        newest.map(|proof| proof.elapsed()).unwrap_or_default()
+    }
+
+    /// Probes all endpoints side by side, until one is good and, if a key_id is `wanted`, reports
+    /// that one; those that have not answered by then do so in the background. The others are
+    /// waited for by so much `patience` more: one with another KEK spoils the round.
+    pub(crate) async fn probe(
         &self,
+        plan: &Plan,
         wanted: Option<&KeyId>,
-        call: &Call<'_>,
-    ) -> Result<KeyId, Error> {
-        let mut failure: Option<Error> = None;
-        let mut other: Option<(usize, KeyId)> = None;
-        for offset in 0..self.links.len() {
-            let index = (self.preferred.load(Ordering::Relaxed) + offset) % self.links.len();
-            match self.status_of(index, call).await {
-                Ok(key_id) if wanted.is_none_or(|wanted| *wanted == key_id) => {
-                    self.preferred.store(index, Ordering::Relaxed);
-                    return Ok(key_id);
-                }
-                Ok(key_id) => {
-                    other.get_or_insert((index, key_id));
-                }
-                Err(error) => {
-                    failure.get_or_insert(error);
-                }
+        patience: Duration,
+    ) -> Result<Round, Failure> {
+        let mut waiting = JoinSet::new();
+        for (index, link) in self.links.iter().enumerate() {
+            let mut told = link.probe(plan);
+            waiting.spawn(async move {
+                let found = told.wait_for(Option::is_some).await;
+                (index, found.ok().and_then(|found| found.clone()))
+            });
+        }
+        let mut limit = Instant::now() + plan.timeout;
+        let (mut round, mut silent) = (Round::default(), vec![true; self.links.len()]);
+        let mut decided = false;
+        while let Ok(Some(Ok((index, found)))) =
+            tokio::time::timeout_at(limit, waiting.join_next()).await
+        {
+            silent[index] = false;
+            round.add(found);
+            if !decided && self.decides(&round, wanted, &silent) {
+                decided = true;
+                limit = limit.min(Instant::now() + patience);
             }
         }
-        match (other, failure) {
-            (Some((index, key_id)), _) => {
-                self.preferred.store(index, Ordering::Relaxed);
-                Ok(key_id)
-            }
-            (None, Some(failure)) => Err(failure),
-            (None, None) => Err(Error::new(Kind::Bug, "the key has no endpoint")),
-        }
+        round.result(!patience.is_zero())
     }
 
-    /// Wraps. Only the way that reported the announced key_id is asked: another replica of the
-    /// provider may be at another version.
-    pub(crate) async fn encrypt(
+    /// Calls the endpoints that are `usable`, each with its share of the time that is left, until
+    /// one answers. Those that fail come last until a probe of them has succeeded.
+    pub(crate) async fn call<T, F>(
         &self,
-        plaintext: &Bytes,
-        call: &Call<'_>,
-    ) -> Result<Sealed, Error> {
-        let index = self.preferred.load(Ordering::Relaxed);
-        let request = || EncryptRequest { plaintext: plaintext.clone(), uid: call.uid.to_owned() };
-        let answer = self
-            .patiently(call, index..=index, |mut client, deadline| {
-                let request = timed(request(), deadline);
-                async move { client.0.encrypt(request).await }
-            })
-            .await?;
-        let sealed = Sealed {
-            key_id: KeyId::new(&answer.key_id)?,
-            ciphertext: answer.ciphertext,
-            annotations: answer.annotations,
-        };
-        check_sealed(&sealed)?;
-        Ok(sealed)
-    }
-
-    /// Unwraps, by any way.
-    pub(crate) async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Bytes, Error> {
-        let first = self.preferred.load(Ordering::Relaxed);
-        let request = || DecryptRequest {
-            ciphertext: sealed.ciphertext.clone(),
-            uid: call.uid.to_owned(),
-            key_id: sealed.key_id.as_str().to_owned(),
-            annotations: sealed.annotations.clone(),
-        };
-        let answer = self
-            .patiently(call, first..=first + self.links.len() - 1, |mut client, deadline| {
-                let request = timed(request(), deadline);
-                async move { client.0.decrypt(request).await }
-            })
-            .await?;
-        Ok(answer.plaintext)
-    }
-
-    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.down.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn status_of(&self, index: usize, call: &Call<'_>) -> Result<KeyId, Error> {
-        let link = &self.links[index];
-        let mut client = link.client(call.deadline).await.inspect_err(|_| {
-            self.metrics.forward_error(ForwardError::Connection);
-        })?;
-        let asking = client.0.status(timed(StatusRequest {}, call.deadline));
-        let answer = match tokio::time::timeout_at(call.deadline, asking).await {
-            Ok(answer) => answer.map_err(|status| refused(link, &status))?.into_inner(),
-            Err(_) => {
-                // Whoever holds this connection open does not answer: make a new one next time.
-                link.hang_up().await;
-                self.metrics.forward_error(ForwardError::Timeout);
-                let text = format!("{} does not answer", link.address());
-                return Err(Error::new(Kind::Timeout, text)
-                    .with_hint("look at the provider: it takes connections but hangs"));
-            }
-        };
-        healthy(link, answer)
-    }
-
-    /// Tries the ways in `range` (counted on over the end) until one answers, the caller's time
-    /// is up, or the answer is final.
-    async fn patiently<T, F>(
-        &self,
-        call: &Call<'_>,
-        range: std::ops::RangeInclusive<usize>,
+        deadline: Instant,
+        usable: impl Fn(&Link) -> bool,
         attempt: impl Fn(Client, Instant) -> F,
-    ) -> Result<T, Error>
+    ) -> Result<T, Failure>
     where
-        F: Future<Output = Result<tonic::Response<T>, Status>>,
+        F: Future<Output = Result<T, Failure>>,
     {
-        let down = self.since().is_some_and(|since| since.elapsed() >= RESTART);
-        let deadline =
-            if down { call.deadline.min(Instant::now() + DOWN_PATIENCE) } else { call.deadline };
+        let restarts = self.since().is_none_or(|since| since.elapsed() < RESTART);
         let mut pause = FIRST_PAUSE;
+        let mut failures = Vec::new();
         loop {
-            let mut last = None;
-            for index in range.clone() {
-                let index = index % self.links.len();
-                match self.once(index, deadline, &attempt).await {
-                    Ok(answer) => {
-                        if self.links.len() > 1 && range.end() > range.start() {
-                            self.preferred.store(index, Ordering::Relaxed);
-                        }
-                        return Ok(answer);
-                    }
-                    Err(error) if error.kind() == Kind::Unavailable => last = Some(error),
-                    Err(error) => return Err(error),
+            let mut links: Vec<&Arc<Link>> =
+                self.links.iter().filter(|link| usable(link)).collect();
+            if links.is_empty() {
+                if failures.is_empty() {
+                    let text = "no endpoint of the key reports the announced key_id";
+                    failures.push(Error::new(Kind::Unavailable, text));
+                }
+                return Err(joined(failures));
+            }
+            links.sort_by_key(|link| link.is_failing());
+            failures.clear();
+            for (index, link) in links.iter().enumerate() {
+                let now = Instant::now();
+                let shares = u32::try_from(links.len() - index).unwrap_or(u32::MAX);
+                let limit = now + deadline.saturating_duration_since(now) / shares;
+                let answer = match link.client(limit).await {
+                    Ok(client) => attempt(client, limit).await,
+                    Err(failure) => Err(failure),
+                };
+                match answer {
+                    Err(Failure::Unanswered(error)) => failures.push(error),
+                    answer => return answer,
                 }
             }
-            let last = last.unwrap_or_else(|| Error::new(Kind::Bug, "the key has no endpoint"));
+            let hung = failures.iter().all(|error| error.kind() == Kind::Timeout);
             let wake = Instant::now() + sidekey_core::jitter(pause);
-            if down || wake + FIRST_PAUSE > deadline {
-                return Err(last);
+            if !restarts || hung || wake + FIRST_PAUSE > deadline {
+                return Err(joined(failures));
             }
             tokio::time::sleep_until(wake).await;
             pause = (pause * 2).min(LAST_PAUSE);
         }
     }
 
-    async fn once<T, F>(
-        &self,
-        index: usize,
-        deadline: Instant,
-        attempt: &impl Fn(Client, Instant) -> F,
-    ) -> Result<T, Error>
-    where
-        F: Future<Output = Result<tonic::Response<T>, Status>>,
-    {
-        let link = &self.links[index];
-        let client = link.client(deadline).await.inspect_err(|_| {
-            self.metrics.forward_error(ForwardError::Connection);
-        })?;
-        match tokio::time::timeout_at(deadline, attempt(client, deadline)).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => {
-                self.metrics.plugin_error(status.code());
-                Err(refused(link, &status))
+    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the answers so far are enough: the wanted key_id is among them, or others are and
+    /// nobody is left who may still report it.
+    fn decides(&self, round: &Round, wanted: Option<&KeyId>, silent: &[bool]) -> bool {
+        let Some(wanted) = wanted else {
+            return !round.good.is_empty() || matches!(round.fair, Some((true, _)));
+        };
+        let links = self.links.iter().zip(silent);
+        let mut hopes =
+            links.filter(|(link, silent)| **silent && link.reports(wanted) && !link.is_failing());
+        round.good.contains(wanted) || (!round.good.is_empty() && hopes.next().is_none())
+    }
+}
+
+impl Round {
+    fn add(&mut self, found: Option<Found>) {
+        match found {
+            Some(Found::Good(key_id)) => self.good.push(key_id),
+            Some(Found::Failed(failure)) => self.failures.push(failure),
+            Some(Found::Fair(reads, error)) if reads || self.fair.is_none() => {
+                self.fair = Some((reads, error));
             }
-            Err(_) => {
-                self.metrics.forward_error(ForwardError::Timeout);
-                Err(Error::new(Kind::Timeout, format!("{} did not answer in time", link.address())))
+            Some(Found::Fair(..)) | None => {}
+        }
+    }
+
+    /// One that is good outweighs all failures, but another KEK if that is asked for; and what
+    /// was answered outweighs that others could not be reached.
+    fn result(self, spoiled_by_another_kek: bool) -> Result<Self, Failure> {
+        let answered = self.failures.iter().filter_map(|failure| match &**failure {
+            Failure::Answered(error) => Some(error),
+            Failure::Unanswered(_) => None,
+        });
+        let worst = answered.max_by_key(|error| error.is_lasting());
+        let served = !self.good.is_empty() || self.fair.is_some();
+        match worst {
+            Some(error) if !served || (spoiled_by_another_kek && error.is_lasting()) => {
+                let copy = Error::new(error.kind(), error.report());
+                Err(Failure::Answered(if error.is_lasting() { copy.lasting() } else { copy }))
+            }
+            _ if served => Ok(self),
+            _ => {
+                let copies = self.failures.iter().map(|failure| {
+                    let error = failure.error();
+                    Error::new(error.kind(), error.report())
+                });
+                Err(joined(copies.collect()))
             }
         }
     }
 }
 
-fn healthy(link: &Link, answer: StatusResponse) -> Result<KeyId, Error> {
-    if answer.healthz != "ok" {
-        let shown: String = answer.healthz.chars().take(200).collect();
-        return Err(Error::new(
-            Kind::Unavailable,
-            format!("{}: healthz is {shown:?}", link.address()),
-        ));
-    }
-    if !matches!(answer.version.as_str(), "v2" | "v2beta1") {
-        let text = format!("{} speaks version {:?}, not v2", link.address(), answer.version);
-        return Err(Error::new(Kind::Config, text));
-    }
-    KeyId::new(&answer.key_id)
-}
-
-/// Gives the plugin a little less time than we have, so that its reason arrives.
-fn timed<T>(message: T, deadline: Instant) -> Request<T> {
-    let mut request = Request::new(message);
-    let left = deadline.saturating_duration_since(Instant::now());
-    request.set_timeout(left - (left / 20).min(Duration::from_millis(50)));
-    request
-}
-
-/// A plugin's answer as an error of ours; its code is kept.
-fn refused(link: &Link, status: &Status) -> Error {
-    let kind = match status.code() {
-        Code::InvalidArgument | Code::OutOfRange => Kind::Invalid,
-        Code::PermissionDenied | Code::Unauthenticated => Kind::Denied,
-        Code::FailedPrecondition | Code::NotFound => Kind::KeyState,
-        Code::ResourceExhausted => Kind::Throttled,
-        Code::DeadlineExceeded => Kind::Timeout,
-        Code::DataLoss => Kind::Corrupt,
-        Code::Unavailable | Code::Cancelled => Kind::Unavailable,
-        // A connection that breaks under a request shows as Unknown, with the break as source.
-        _ if std::error::Error::source(status).is_some() => Kind::Unavailable,
-        _ => Kind::Bug,
+/// One failure of several endpoints.
+fn joined(mut failures: Vec<Error>) -> Failure {
+    let error = match failures.len() {
+        0 => Error::new(Kind::Timeout, "no endpoint of the key answered in time"),
+        1 => failures.remove(0),
+        _ => {
+            let hung = failures.iter().find(|error| error.kind() == Kind::Timeout);
+            let kind = hung.unwrap_or(&failures[0]).kind();
+            let texts: Vec<String> = failures.iter().map(Error::report).collect();
+            Error::new(kind, texts.join("; "))
+        }
     };
-    let text: String = status.message().chars().take(600).collect();
-    Error::new(kind, format!("{}: {text}", link.address()))
+    Failure::Unanswered(error)
 }

@@ -88,6 +88,7 @@ struct RawKey {
     kek: Option<Value>,
     canary: Option<Value>,
     tls: Option<RawTls>,
+    external: bool,
 }
 
 /// Checks a whole document; `Err` lists every mistake in it.
@@ -103,6 +104,11 @@ pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
     if let Some(text) = raw.coast.as_deref() {
         probe.coast = duration("coast", Some(text), 60, problems);
     }
+    let set = document.pointer("/probe/interval").is_some_and(|value| !value.is_null());
+    let probe_interval = set.then_some(probe.interval);
+    let writer = keys.iter().find(|key| key.role == Role::Write);
+    probe.interval = writer.map_or(probe.interval, |writer| writer.interval(probe_interval));
+    let warnings = probe.raise_coast().into_iter().collect();
     let config = ShimConfig {
         revision: raw.revision.as_ref().map(plain),
         mode,
@@ -119,6 +125,8 @@ pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
         log: log(raw.log.unwrap_or_default(), problems),
         socket: socket(raw.socket.unwrap_or_default(), problems),
         probe,
+        probe_interval,
+        warnings,
         drain: duration("drain", raw.drain.as_deref(), 10, problems),
         linger: linger(raw.linger.as_deref(), problems),
         file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, problems),
@@ -170,7 +178,7 @@ fn key(raw: &RawKey, tls: Option<&RawTls>, problems: &mut Problems) -> Option<Ke
     let https = endpoints.iter().any(|endpoint| matches!(endpoint, Address::Https { .. }));
     let tls = https.then(|| client_tls(raw.tls.as_ref(), tls, problems)).flatten();
     let fingerprint = fingerprint(raw, problems);
-    let upstream = UpstreamSpec { fingerprint, endpoints, canary, tls };
+    let upstream = UpstreamSpec { fingerprint, endpoints, canary, tls, external: raw.external };
     Some(KeySpec { id: id?, role: role?, upstream })
 }
 

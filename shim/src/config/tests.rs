@@ -36,6 +36,38 @@ fn the_contract_is_read_as_it_stands() {
 }
 
 #[test]
+fn what_a_provider_says_of_the_write_key_arrives_in_four_seconds() {
+    let second = Duration::from_secs(1);
+    let intervals = |probe: &str, external: bool| {
+        let key = |id, role| {
+            format!("{{id: {id}, role: {role}, endpoints: [/k.sock], external: {external}}}")
+        };
+        let keys = format!("[{}, {}]", key(2, "write"), key(1, "read"));
+        let text = format!("listen: /a.sock\nprobe: {{{probe}}}\nkeys: {keys}");
+        let config = parse(&document(&text).unwrap()).unwrap();
+        let intervals: Vec<_> =
+            config.keys.iter().map(|key| config.probing(key).interval).collect();
+        (intervals[0], intervals[1])
+    };
+    let (write, read) = intervals("", false);
+    assert!(write.mul_f32(1.1) < 4 * second && read == 60 * second);
+    assert_eq!(intervals("interval: 1h", false), (write, read));
+    assert_eq!(intervals("interval: 1s", false), (second, second));
+    // A foreign plugin may pay for Status.
+    assert_eq!(intervals("", true), (30 * second, 60 * second));
+    assert_eq!(intervals("interval: 5m", true), (300 * second, 300 * second));
+}
+
+#[test]
+fn a_coast_that_is_too_short_for_the_probes_is_raised_with_a_warning() {
+    let text = format!("{CONTRACT}\nprobe: {{timeout: 2s}}\ncoast: 3s");
+    let config = parse(&document(&text).unwrap()).unwrap();
+    assert!(config.probe.coast > Duration::from_secs(10), "{:?}", config.probe.coast);
+    assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
+    assert!(parse(&document(CONTRACT).unwrap()).unwrap().warnings.is_empty());
+}
+
+#[test]
 fn every_mistake_is_reported_at_once() {
     let text = r#"
 legacyKey: 9

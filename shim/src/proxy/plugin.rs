@@ -15,6 +15,8 @@ use tonic::Status;
 const MAX_ANSWER: usize = 64 * 1024;
 /// How often a lost connection is looked after while nobody asks.
 const LOOK_AFTER: Duration = Duration::from_secs(2);
+/// A plugin that has let this much time pass may hang.
+const HUNG: Duration = Duration::from_secs(1);
 /// For a connection that nobody waits for.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -112,11 +114,15 @@ impl Plugin {
                 answer => answer.map_err(Failure::Answer),
             }
         };
+        let began = Instant::now();
         match tokio::time::timeout_at(deadline, calling).await {
             Ok(result) => result,
             Err(_) => {
                 // Whoever hangs may have been replaced by somebody who listens on the same path.
-                *self.current.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                // A caller in a hurry says nothing about that.
+                if began.elapsed() >= HUNG {
+                    *self.current.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                }
                 let text = format!("the plugin at {} did not answer in time", self.endpoint);
                 Err(Failure::Way(SocketError::Timeout, Error::new(Kind::Timeout, text)))
             }

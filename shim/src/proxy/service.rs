@@ -9,14 +9,16 @@ use sidekey_core::proto::v2::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
 };
 use sidekey_core::{
-    Error, KeyId, Kind, Sealed, check_decrypt, check_encrypt, check_sealed, deadline,
+    Error, KeyId, Kind, PROOF_AGE, Sealed, check_decrypt, check_encrypt, check_sealed, deadline,
 };
 use tokio::time::Instant;
+use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 
 use super::Shared;
 use super::config::Operation;
 use super::plugin::Failure;
+use crate::call::UNREACHED;
 
 /// A plugin's text is cut here: it travels in a header.
 const MAX_TEXT: usize = 1000;
@@ -97,20 +99,33 @@ impl Service {
             .await;
         match result {
             Ok(answer) => {
+                let age = proof_age(answer.metadata());
                 let answer = answer.into_inner();
                 E::check_answer(&answer).map_err(|error| {
                     let text = format!("the plugin breaks the protocol: {}", error.report());
                     Status::from(&Error::new(Kind::Bug, text))
                 })?;
-                Ok(Response::new(answer))
+                let mut response = Response::new(answer);
+                if let Some(age) = age {
+                    response.metadata_mut().insert(PROOF_AGE, age.into());
+                }
+                Ok(response)
             }
             Err(Failure::Answer(status)) => Err(Status::new(status.code(), cut(status.message()))),
             Err(Failure::Way(reason, error)) => {
                 self.shared.metrics.socket_error(reason);
-                Err(Status::from(&error))
+                // Not an answer of the plugin: the shim may ask another endpoint.
+                let mut status = Status::from(&error);
+                status.metadata_mut().insert(UNREACHED, MetadataValue::from_static("1"));
+                Err(status)
             }
         }
     }
+}
+
+/// How old the plugin's own proof of its key is, if it says so.
+fn proof_age(metadata: &MetadataMap) -> Option<u64> {
+    metadata.get(PROOF_AGE)?.to_str().ok()?.parse().ok()
 }
 
 /// Cuts a text that would not fit into a header.

@@ -1,7 +1,7 @@
 //! A KMS v2 plugin that can be told to misbehave.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use sidekey_core::proto::v2::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
 };
 use sidekey_core::server::{Stopper, serve_kms, stopper};
-use sidekey_core::{Clients, Endpoint, Listener, SocketOptions};
+use sidekey_core::{Clients, Endpoint, Listener, PROOF_AGE, SocketOptions};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tonic::{Code, Request, Response, Status};
@@ -30,6 +30,36 @@ pub struct Manners {
     pub seen: AtomicU64,
     /// The last `grpc-timeout`.
     pub timeout: Mutex<Option<String>>,
+    /// Which KEK it has: what another one wrapped cannot be read. 0 reads everything.
+    pub kek: AtomicU64,
+    /// The key_id that it reports and writes under, if not [`KEY_ID`].
+    pub key_id: Mutex<Option<String>>,
+    /// Takes requests and answers none.
+    pub hangs: AtomicBool,
+    /// May only decrypt: all else is refused.
+    pub decrypts_only: AtomicBool,
+    /// How old it says its proof is.
+    pub proof_age: Mutex<Option<u64>>,
+    /// How often it was asked for Status.
+    pub asked: AtomicU64,
+}
+
+impl Manners {
+    pub fn of_kek(kek: u64) -> Arc<Self> {
+        Arc::new(Self { kek: AtomicU64::new(kek), ..Self::default() })
+    }
+
+    pub fn fails_with(&self, fault: Option<(Code, &str)>) {
+        *self.fault.lock().unwrap() = fault.map(|(code, text)| (code, text.to_owned()));
+    }
+
+    pub fn moves_to(&self, key_id: &str) {
+        *self.key_id.lock().unwrap() = Some(key_id.to_owned());
+    }
+
+    fn key_id(&self) -> String {
+        self.key_id.lock().unwrap().clone().unwrap_or_else(|| KEY_ID.to_owned())
+    }
 }
 
 /// A running plugin.
@@ -77,13 +107,25 @@ impl Plugin {
 }
 
 impl Service {
-    fn fault<T>(&self, request: &Request<T>) -> Result<(), Status> {
+    async fn fault<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        if self.0.hangs.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
         let timeout = request.metadata().get("grpc-timeout");
         let timeout = timeout.map(|value| value.to_str().unwrap().to_owned());
         *self.0.timeout.lock().unwrap() = timeout;
         match &*self.0.fault.lock().unwrap() {
             Some((code, text)) => Err(Status::new(*code, text.clone())),
             None => Ok(()),
+        }
+    }
+}
+
+impl Service {
+    fn may(&self, what: &str) -> Result<(), Status> {
+        match self.0.decrypts_only.load(Ordering::SeqCst) {
+            true => Err(Status::permission_denied(format!("no right to {what}"))),
+            false => Ok(()),
         }
     }
 }
@@ -99,9 +141,15 @@ impl KeyManagementService for Service {
         &self,
         request: Request<StatusRequest>,
     ) -> Result<Response<StatusResponse>, Status> {
-        self.fault(&request)?;
-        let (version, healthz, key_id) = ("v2".into(), "ok".into(), KEY_ID.into());
-        Ok(Response::new(StatusResponse { version, healthz, key_id }))
+        self.0.asked.fetch_add(1, Ordering::SeqCst);
+        self.fault(&request).await?;
+        self.may("status")?;
+        let (version, healthz, key_id) = ("v2".into(), "ok".into(), self.0.key_id());
+        let mut response = Response::new(StatusResponse { version, healthz, key_id });
+        if let Some(age) = *self.0.proof_age.lock().unwrap() {
+            response.metadata_mut().insert(PROOF_AGE, age.into());
+        }
+        Ok(response)
     }
 
     async fn encrypt(
@@ -109,13 +157,17 @@ impl KeyManagementService for Service {
         request: Request<EncryptRequest>,
     ) -> Result<Response<EncryptResponse>, Status> {
         self.0.seen.fetch_add(1, Ordering::SeqCst);
-        self.fault(&request)?;
+        self.fault(&request).await?;
+        self.may("encrypt")?;
         let mut ciphertext = twist(&request.into_inner().plaintext);
+        if let Ok(kek @ 1..) = u8::try_from(self.0.kek.load(Ordering::SeqCst)) {
+            ciphertext.insert(0, kek);
+        }
         let bloat = self.0.bloat.load(Ordering::SeqCst);
         ciphertext.resize(ciphertext.len().max(usize::try_from(bloat).unwrap()), 0);
         let annotations = [("a.example".to_owned(), vec![7].into())].into();
         let ciphertext = ciphertext.into();
-        Ok(Response::new(EncryptResponse { ciphertext, key_id: KEY_ID.into(), annotations }))
+        Ok(Response::new(EncryptResponse { ciphertext, key_id: self.0.key_id(), annotations }))
     }
 
     async fn decrypt(
@@ -123,12 +175,19 @@ impl KeyManagementService for Service {
         request: Request<DecryptRequest>,
     ) -> Result<Response<DecryptResponse>, Status> {
         self.0.seen.fetch_add(1, Ordering::SeqCst);
-        self.fault(&request)?;
+        self.fault(&request).await?;
         let gate = self.0.gate.lock().unwrap().clone();
         if let Some(gate) = gate {
             gate.acquire().await.unwrap().forget();
         }
-        let plaintext = twist(&request.into_inner().ciphertext).into();
+        let mut ciphertext = request.into_inner().ciphertext;
+        if let Ok(kek @ 1..) = u8::try_from(self.0.kek.load(Ordering::SeqCst)) {
+            if ciphertext.first() != Some(&kek) {
+                return Err(Status::failed_precondition("wrapped with another KEK"));
+            }
+            let _ = ciphertext.split_to(1);
+        }
+        let plaintext = twist(&ciphertext).into();
         Ok(Response::new(DecryptResponse { plaintext }))
     }
 }

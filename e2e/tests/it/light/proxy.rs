@@ -99,7 +99,7 @@ impl Proxy {
 }
 
 fn quick(revision: u64) -> ShimConfig {
-    ShimConfig::new(revision).probe("500ms", "1s").coast("3s").with("filePoll", "500ms")
+    ShimConfig::new(revision).probe("500ms", "1s").coast("7s").with("filePoll", "500ms")
 }
 
 #[tokio::test]
@@ -203,9 +203,9 @@ async fn a_host_that_vanishes_is_given_up_within_the_time_of_a_request() {
     let dir = scratch.subdir("near").unwrap();
     let near = Proxy::start_under(far.authority.clone(), dir, &plugin, None).await.unwrap();
     let tls = far.tls(&far.client(SHIM).unwrap());
-    // Probes come too seldom to notice it.
-    let config = ShimConfig::new(1).probe("1h", "10s").coast("3s");
-    let key = ShimKey::write(1, far.endpoint()).endpoint(near.endpoint());
+    // Probes come too seldom to notice it, as they may for foreign plugins.
+    let config = ShimConfig::new(1).probe("1h", "10s");
+    let key = ShimKey::write(1, far.endpoint()).endpoint(near.endpoint()).with("external", true);
     let config = config.key(key).with("tls", tls);
     let shim = Shim::start(&scratch, "shim", &config).await.unwrap();
     let client = KmsClient::connect(&shim.endpoint()).await.unwrap();

@@ -239,6 +239,23 @@ async fn a_writer_of_the_past_does_not_write_again(scene: &mut Scene) -> Result<
     scene.is_refused("key 1 has been the write key before").await
 }
 
+/// Neither canary nor fingerprint tells them apart: what the key wrote before does.
+#[tokio::test]
+async fn an_endpoint_that_leads_to_another_kek_is_refused_and_old_data_reads() {
+    let mut scene = Scene::start("typo", 2).await.unwrap();
+    let old = scene.client.round_trip(b"written before").await.unwrap();
+    scene.shim.swap(&quick(2).write(1, scene.plugins[1].endpoint())).unwrap();
+    // The shim is killed and started again with that file, too.
+    scene
+        .is_refused("key 1 (write) cannot be taken in: key 1 cannot read its canary")
+        .await
+        .unwrap();
+    assert_eq!(scene.client.decrypt(&old).await.unwrap(), "written before");
+    scene.shim.swap(&quick(3).write(1, scene.plugins[0].endpoint())).unwrap();
+    scene.is_taken(3).await.unwrap();
+    assert_eq!(scene.client.decrypt(&old).await.unwrap(), "written before");
+}
+
 #[tokio::test]
 async fn a_directory_that_is_half_written_at_the_start_is_waited_for() {
     let mut scene = Scene::start("directory", 1).await.unwrap();

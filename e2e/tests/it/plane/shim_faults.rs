@@ -23,8 +23,15 @@ use sidekey_e2e::{
 use tokio::task::JoinSet;
 use tonic::Code;
 
-/// Short, so that a test sees the end of it; long enough to be seen.
-const COAST: Duration = Duration::from_secs(3);
+/// Short, so that a test sees the end of it; as long as it must be for these probes.
+const COAST: Duration = Duration::from_secs(7);
+
+/// The coast counts from the provider's last proof, which may be old. But what was answered last,
+/// a probe ago at the most, holds for five seconds.
+const HELD: Duration = Duration::from_secs(4);
+
+/// A foreign plugin's answer is the proof, a probe ago at the most.
+const EXTERNAL_HELD: Duration = Duration::from_secs(6);
 
 /// Calls of the write key beside those that hang.
 const SERVED: usize = 20;
@@ -77,18 +84,20 @@ impl Scene {
         Ok(())
     }
 
-    /// The fault is on, and was not when it `began`: Status is ok for the coast and then an
-    /// error; then the fault goes, and Status is what it was. Old data reads all the while.
+    /// The fault is on, and was not when it `began`: Status is ok for as long as it is `held`, and
+    /// then an error with this code; then the fault goes, and Status is what it was. Old data
+    /// reads all the while.
     async fn status_follows_the_rule(
         &mut self,
         what: &str,
         began: Instant,
+        (held, code): (Duration, Code),
         heal: impl AsyncFnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
         let error = first_error(&self.client, &self.new.key_id).await?;
         let failed_after = began.elapsed();
-        ensure!(failed_after >= COAST, "{what}: Status failed after {failed_after:?}: {error}");
-        ensure!(error.code() == Code::Unavailable, "{what}: {error}");
+        ensure!(failed_after >= held, "{what}: Status failed after {failed_after:?}: {error}");
+        ensure!(error.code() == code, "{what}: {error}");
         ensure!(error.message().contains("write key 2"), "{what}: {error}");
         let written = self.client.as_kube_apiserver().encrypt(b"x").await;
         ensure!(written.is_err(), "{what}: yet it can be written");
@@ -134,12 +143,36 @@ async fn a_killed_or_hung_write_key_turns_status_bad_by_the_rule_and_heals_by_it
     let began = Instant::now();
     scene.writer.process().kill().unwrap();
     let restart = async |scene: &mut Scene| scene.writer.restart().await;
-    scene.status_follows_the_rule("killed", began, restart).await.unwrap();
+    let coasts = (HELD, Code::Unavailable);
+    scene.status_follows_the_rule("killed", began, coasts, restart).await.unwrap();
 
     let began = Instant::now();
     scene.writer.process().pause().unwrap();
     let resume = async |scene: &mut Scene| scene.writer.process().resume();
-    scene.status_follows_the_rule("hung", began, resume).await.unwrap();
+    scene.status_follows_the_rule("hung", began, coasts, resume).await.unwrap();
+}
+
+#[tokio::test]
+async fn with_one_of_two_endpoints_stopped_no_call_fails_and_status_stays_ok() {
+    let scratch = Scratch::new("stopped").unwrap();
+    let mut first = LocalPlugin::start(&scratch, "first").await.unwrap();
+    let second = LocalPlugin::with_key_file(&scratch, "second", first.key_file()).await.unwrap();
+    let key = ShimKey::write(1, first.endpoint()).endpoint(second.endpoint());
+    let shim = Shim::start(&scratch, "shim", &quick(1).key(key)).await.unwrap();
+    let client = KmsClient::connect(&shim.endpoint()).await.unwrap().as_kube_apiserver();
+    let sealed = client.round_trip(b"before").await.unwrap();
+
+    first.process().pause().unwrap();
+    // From the first call on, and for longer than the coast.
+    let stopped = Instant::now();
+    while stopped.elapsed() < COAST + Duration::from_secs(1) {
+        assert_eq!(client.decrypt(&sealed).await.unwrap(), "before");
+        assert_eq!(client.round_trip(b"meanwhile").await.unwrap().key_id, sealed.key_id);
+        assert_eq!(client.status().await.unwrap().key_id, sealed.key_id);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    first.process().resume().unwrap();
+    assert_eq!(client.decrypt(&sealed).await.unwrap(), "before");
 }
 
 #[tokio::test]
@@ -150,17 +183,45 @@ async fn a_slow_or_failing_write_key_turns_status_bad_by_the_rule_and_heals_by_i
         scene.to_writer.heal();
         Ok(())
     };
-    let faults = [
-        ("too slow", Fault::Slow(Duration::from_secs(20))),
-        ("hangs", Fault::Hang),
-        ("unavailable", Fault::Fail(Code::Unavailable, "the KMS is away".to_owned())),
-        ("denied", Fault::Fail(Code::PermissionDenied, "no such permission".to_owned())),
-        ("defect", Fault::Fail(Code::Internal, "something is broken".to_owned())),
-    ];
-    for (what, fault) in faults {
+    let coasts = (HELD, Code::Unavailable);
+    for (what, fault) in
+        [("too slow", Fault::Slow(Duration::from_secs(20))), ("hangs", Fault::Hang)]
+    {
         let began = Instant::now();
         scene.to_writer.inject(fault);
-        scene.status_follows_the_rule(what, began, heal).await.unwrap();
+        scene.status_follows_the_rule(what, began, coasts, heal).await.unwrap();
+    }
+    // What one of our providers answers is passed on as it is: it has coasted already.
+    for (what, code) in ANSWERS {
+        let began = Instant::now();
+        scene.to_writer.inject(Fault::Fail(code, what.to_owned()));
+        let passed_on = (Duration::ZERO, code);
+        scene.status_follows_the_rule(what, began, passed_on, heal).await.unwrap();
+    }
+}
+
+/// Codes that a plugin answers with, and why.
+const ANSWERS: [(&str, Code); 3] = [
+    ("the KMS is away", Code::Unavailable),
+    ("no such permission", Code::PermissionDenied),
+    ("something is broken", Code::Internal),
+];
+
+#[tokio::test]
+async fn the_failures_of_a_foreign_plugin_coast() {
+    let mut scene = Scene::start("foreign").await.unwrap();
+    let foreign = ShimKey::write(2, scene.to_writer.endpoint()).with("external", true);
+    let reader = ShimKey::read(1, scene.to_reader.endpoint());
+    scene.shim.load(&quick(3).key(foreign).key(reader)).await.unwrap();
+    let heal = async |scene: &mut Scene| {
+        scene.to_writer.heal();
+        Ok(())
+    };
+    for (what, code) in ANSWERS {
+        let began = Instant::now();
+        scene.to_writer.inject(Fault::Fail(code, what.to_owned()));
+        let coasts = (EXTERNAL_HELD, Code::Unavailable);
+        scene.status_follows_the_rule(what, began, coasts, heal).await.unwrap();
     }
 }
 
@@ -191,7 +252,8 @@ async fn another_key_than_the_configured_one_is_never_written_with_and_never_tru
         ensure!(error.contains("canary"), "the reason is not told: {error}");
         scene.to_writer.lead_to(scene.writer.socket())
     };
-    scene.status_follows_the_rule("another key writes", began, back).await.unwrap();
+    let at_once = (Duration::ZERO, Code::FailedPrecondition);
+    scene.status_follows_the_rule("another key writes", began, at_once, back).await.unwrap();
 
     scene.to_reader.lead_to(stranger.socket()).unwrap();
     a_read_key_with_another_kek_is_told_and_leaves_status_alone(&mut scene).await.unwrap();
@@ -255,8 +317,7 @@ async fn beside_hung_calls_others_are_served(scene: &Scene) -> Result<()> {
         while served < SERVED {
             ensure!(scene.client.decrypt(&scene.new).await? == "under key 2");
             ensure!(scene.client.status().await?.key_id == scene.new.key_id);
-            // Only those count that all of the others have waited for. Where the shim knows that
-            // a key is down it lets nobody wait for long: then the next ones do.
+            // Only those count that all of the others have waited for.
             if let Some(first) = hung.try_join_next() {
                 ended_late(first?)?;
                 bail!("{served} of {SERVED} calls were served");

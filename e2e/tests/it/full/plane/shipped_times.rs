@@ -1,4 +1,5 @@
-//! Promise: with the times that are shipped, the loss of a plugin is felt after a minute.
+//! Promise: with the times that are shipped, the loss of a plugin is felt a minute after the last
+//! proof that the key works.
 
 use std::time::{Duration, Instant};
 
@@ -20,12 +21,17 @@ async fn a_coast_with_the_shipped_times_lasts_a_minute() {
     let client = KmsClient::connect(&shim.endpoint()).await.unwrap();
     let key_id = client.status().await.unwrap().key_id;
 
+    // A proof, of which the shim hears with its next probe.
+    client.round_trip(b"now").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(4)).await;
     plugin.process().kill().unwrap();
     let killed = Instant::now();
     let error = first_error(&client, &key_id).await.unwrap();
     assert_eq!(error.code(), Code::Unavailable, "{error}");
     let coasted = killed.elapsed();
-    assert!(coasted >= Duration::from_secs(60), "only {coasted:?}");
+    // The proof may be the provider's own, half a minute before.
+    assert!(coasted >= Duration::from_secs(20), "only {coasted:?}");
+    assert!(coasted < Duration::from_secs(65), "as long as {coasted:?}");
     let status = shim.status().await.unwrap();
     assert!(status["healthy"] == false && status["reason"].is_string(), "{status}");
 

@@ -1,0 +1,192 @@
+//! One call of one plugin, and whether it may be repeated elsewhere when it fails.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sidekey_core::client::Connection;
+use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
+use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, StatusRequest, StatusResponse};
+use sidekey_core::{Error, KeyId, Kind, PROOF_AGE, Sealed, check_sealed};
+use tokio::time::Instant;
+use tonic::{Code, Request, Response, Status};
+
+use crate::link::Link;
+use crate::metrics::ForwardError;
+
+/// The metadata of an error that a socket proxy made itself: the plugin has not answered.
+pub(crate) const UNREACHED: &str = "sidekey-unreached";
+
+/// Whoever is given less time than this and lets it pass need not be hung.
+const HUNG: Duration = Duration::from_millis(250);
+
+/// Why there is no good answer. What was answered goes back as it is; what was not may be asked
+/// of another endpoint.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The plugin said so.
+    Answered(Error),
+    /// The plugin was not reached, its connection broke before an answer, or it let its time pass.
+    Unanswered(Error),
+}
+
+/// A client of one plugin, on one connection.
+pub(crate) struct Client {
+    pub(crate) link: Arc<Link>,
+    /// Which of the endpoint's connections it is.
+    pub(crate) number: u64,
+    pub(crate) stub: KeyManagementServiceClient<Connection>,
+}
+
+/// A Status that is ok.
+pub(crate) struct Report {
+    pub(crate) key_id: KeyId,
+    /// How old the plugin's own proof is.
+    pub(crate) age: Duration,
+}
+
+impl Failure {
+    pub(crate) fn error(&self) -> &Error {
+        match self {
+            Self::Answered(error) | Self::Unanswered(error) => error,
+        }
+    }
+
+    pub(crate) fn map(self, change: impl FnOnce(Error) -> Error) -> Self {
+        match self {
+            Self::Answered(error) => Self::Answered(change(error)),
+            Self::Unanswered(error) => Self::Unanswered(change(error)),
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Answered(error) | Failure::Unanswered(error) => error,
+        }
+    }
+}
+
+impl Client {
+    pub(crate) async fn status(&mut self, deadline: Instant) -> Result<Report, Failure> {
+        let asking = self.stub.status(timed(StatusRequest {}, deadline));
+        let answer = answered(&self.link, deadline, asking).await?;
+        let age = answer.metadata().get(PROOF_AGE).and_then(|value| value.to_str().ok());
+        let age = age.and_then(|text| text.parse().ok()).map(Duration::from_millis);
+        let key_id = healthy(&self.link, answer.get_ref()).map_err(Failure::Answered)?;
+        Ok(Report { key_id, age: age.unwrap_or_default() })
+    }
+
+    pub(crate) async fn encrypt(
+        &mut self,
+        plaintext: &Bytes,
+        uid: &str,
+        deadline: Instant,
+    ) -> Result<Sealed, Failure> {
+        let request = EncryptRequest { plaintext: plaintext.clone(), uid: uid.to_owned() };
+        let asking = self.stub.encrypt(timed(request, deadline));
+        let answer = answered(&self.link, deadline, asking).await?.into_inner();
+        let sealed = KeyId::new(&answer.key_id).and_then(|key_id| {
+            let (ciphertext, annotations) = (answer.ciphertext, answer.annotations);
+            let sealed = Sealed { key_id, ciphertext, annotations };
+            check_sealed(&sealed).map(|()| sealed)
+        });
+        sealed.map_err(Failure::Answered)
+    }
+
+    pub(crate) async fn decrypt(
+        &mut self,
+        sealed: &Sealed,
+        uid: &str,
+        deadline: Instant,
+    ) -> Result<Bytes, Failure> {
+        let request = DecryptRequest {
+            ciphertext: sealed.ciphertext.clone(),
+            uid: uid.to_owned(),
+            key_id: sealed.key_id.as_str().to_owned(),
+            annotations: sealed.annotations.clone(),
+        };
+        let asking = self.stub.decrypt(timed(request, deadline));
+        Ok(answered(&self.link, deadline, asking).await?.into_inner().plaintext)
+    }
+}
+
+/// Waits for an answer until `deadline`.
+async fn answered<T>(
+    link: &Link,
+    deadline: Instant,
+    asking: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<Response<T>, Failure> {
+    let began = Instant::now();
+    let failure = match tokio::time::timeout_at(deadline, asking).await {
+        Ok(Ok(answer)) => return Ok(answer),
+        Ok(Err(status)) => refused(link, &status, began, deadline),
+        Err(_) => {
+            let text = format!("{} did not answer in time", link.address());
+            Failure::Unanswered(
+                Error::new(Kind::Timeout, text)
+                    .with_hint("see whether the provider hangs: it takes connections"),
+            )
+        }
+    };
+    if let Failure::Unanswered(error) = &failure {
+        let slow = error.kind() == Kind::Timeout;
+        let reason = if slow { ForwardError::Timeout } else { ForwardError::Connection };
+        link.metrics.forward_error(reason);
+        if !slow || began.elapsed() >= HUNG {
+            link.set_failing(true);
+        }
+    }
+    Err(failure)
+}
+
+/// A plugin's answer, or the end of its connection, as a failure of ours; the code is kept.
+fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> Failure {
+    // A connection that breaks under a request has the break as source; an answer has none.
+    let broke = std::error::Error::source(status).is_some();
+    let kind = match status.code() {
+        _ if broke => Kind::Unavailable,
+        Code::InvalidArgument | Code::OutOfRange => Kind::Invalid,
+        Code::PermissionDenied | Code::Unauthenticated => Kind::Denied,
+        Code::FailedPrecondition | Code::NotFound => Kind::KeyState,
+        Code::ResourceExhausted => Kind::Throttled,
+        Code::DeadlineExceeded => Kind::Timeout,
+        Code::DataLoss => Kind::Corrupt,
+        Code::Unavailable | Code::Cancelled => Kind::Unavailable,
+        _ => Kind::Bug,
+    };
+    let text: String = status.message().chars().take(600).collect();
+    let error = Error::new(kind, format!("{}: {text}", link.address()));
+    // A plugin that is told how long it has says so a little before its time is up.
+    let spent = began.elapsed() * 5 >= deadline.saturating_duration_since(began) * 4;
+    let late = status.code() == Code::DeadlineExceeded && spent;
+    if broke || late || status.metadata().contains_key(UNREACHED) {
+        return Failure::Unanswered(error);
+    }
+    link.metrics.plugin_error(status.code());
+    Failure::Answered(error)
+}
+
+fn healthy(link: &Link, answer: &StatusResponse) -> Result<KeyId, Error> {
+    if answer.healthz != "ok" {
+        let shown: String = answer.healthz.chars().take(200).collect();
+        return Err(Error::new(
+            Kind::Unavailable,
+            format!("{}: healthz is {shown:?}", link.address()),
+        ));
+    }
+    if !matches!(answer.version.as_str(), "v2" | "v2beta1") {
+        let text = format!("{} speaks version {:?}, not v2", link.address(), answer.version);
+        return Err(Error::new(Kind::Config, text));
+    }
+    KeyId::new(&answer.key_id)
+}
+
+/// Gives the plugin a little less time than we have, so that its reason arrives.
+fn timed<T>(message: T, deadline: Instant) -> Request<T> {
+    let mut request = Request::new(message);
+    let left = deadline.saturating_duration_since(Instant::now());
+    request.set_timeout(left - (left / 20).min(Duration::from_millis(50)));
+    request
+}

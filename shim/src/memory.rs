@@ -1,0 +1,118 @@
+//! What a key must be able to read: proof that it is the very KEK that wrote the data.
+//!
+//! Where the configuration gives no canary, a write key has one that the shim wrapped itself, and
+//! a read key the first ciphertext that it decrypted. Both are kept with the last good
+//! configuration. They are no secrets: wrapped bytes, and a hash of 32 random ones.
+
+use serde_json::Value;
+use sidekey_core::config::{KeyNumber, Problems};
+use sidekey_core::{Canary, Error, Kind, Sealed, Secret};
+use tokio::time::Instant;
+
+use crate::call::{Client, Failure};
+
+/// Stands for the hash where there is none: the parser of canaries wants one.
+const NO_HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+/// Something that a key has written or read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) sealed: Sealed,
+    /// SHA-256 of what is in it, where it is known.
+    sha256: Option<String>,
+}
+
+impl Memory {
+    /// What was decrypted for a caller: what is in it is none of our business.
+    pub(crate) fn read(sealed: Sealed) -> Self {
+        Self { sealed, sha256: None }
+    }
+
+    /// The form in which it is kept.
+    pub(crate) fn document(&self) -> Value {
+        let sha256 = self.sha256.clone().unwrap_or_default();
+        let mut document = Canary { sealed: self.sealed.clone(), sha256 }.document();
+        if self.sha256.is_none() {
+            document["sha256"] = Value::Null;
+        }
+        document
+    }
+
+    /// Reads that form.
+    pub(crate) fn parse(mut document: Value) -> Option<Self> {
+        let known = !document.get("sha256")?.is_null();
+        if !known {
+            document["sha256"] = NO_HASH.into();
+        }
+        let mut problems = Problems::default();
+        let canary = Canary::parse(&document, &mut problems).filter(|_| problems.is_empty())?;
+        Some(Self { sealed: canary.sealed, sha256: known.then_some(canary.sha256) })
+    }
+
+    /// Has the plugin decrypt it. A plugin with another KEK cannot; one whose KMS is away has
+    /// proven nothing.
+    pub(crate) async fn check(
+        &self,
+        key: KeyNumber,
+        client: &mut Client,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let what = || format!("key {key} cannot read its canary");
+        let another = || {
+            Error::new(Kind::KeyState, what())
+                .with_hint("another KEK than the one that wrote is behind this endpoint: correct it, or give the other KEK a new id")
+                .lasting()
+        };
+        match client.decrypt(&self.sealed, "shim-canary", deadline).await {
+            Ok(plaintext) => match &self.sha256 {
+                Some(sha256) => {
+                    let canary = Canary { sealed: self.sealed.clone(), sha256: sha256.clone() };
+                    canary
+                        .verify(&Secret::new(plaintext.to_vec()))
+                        .map_err(|error| Failure::Answered(another().with_source(error)))
+                }
+                None => Ok(()),
+            },
+            Err(Failure::Answered(error))
+                if matches!(error.kind(), Kind::KeyState | Kind::Corrupt | Kind::Invalid) =>
+            {
+                Err(Failure::Answered(another().with_source(error)))
+            }
+            Err(failure) => {
+                Err(failure.map(|error| Error::new(error.kind(), what()).with_source(error)))
+            }
+        }
+    }
+}
+
+impl From<&Canary> for Memory {
+    fn from(canary: &Canary) -> Self {
+        Self { sealed: canary.sealed.clone(), sha256: Some(canary.sha256.clone()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use bytes::Bytes;
+    use sidekey_core::KeyId;
+
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_read_as_it_was_with_and_without_a_hash() {
+        let sealed = Sealed {
+            key_id: KeyId::new("v/1").unwrap(),
+            ciphertext: Bytes::from_static(b"wrapped"),
+            annotations: [("a.example".to_owned(), Bytes::from_static(b"x"))].into(),
+        };
+        let canary = Canary::new(sealed.clone(), &Secret::new(vec![7; 32]));
+        for memory in [Memory::from(&canary), Memory::read(sealed)] {
+            assert_eq!(Memory::parse(memory.document()), Some(memory));
+        }
+        for broken in [Value::Null, "x".into(), serde_json::json!({"sha256": null})] {
+            assert_eq!(Memory::parse(broken), None);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Promises of what a key remembers: a change of its endpoint or of the process behind it is
+//! found out if it leads to another KEK, without a canary or a fingerprint in the configuration,
+//! and after a restart of the shim as well.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::Value;
+use sidekey_core::proto::v2::EncryptResponse;
+use support::eventually;
+use support::plugin::{Manners, Plugin};
+use support::shim::{Shim, document, key};
+use tonic::Code;
+
+async fn plugin(directory: &Path, name: &str, kek: u64) -> Plugin {
+    Plugin::with(&directory.join(format!("{name}.sock")), Manners::of_kek(kek)).await
+}
+
+/// It is refused for its KEK, now and after a restart, and old data stays readable.
+async fn stays_refused(shim: &mut Shim, bad: &Value, old: &EncryptResponse) {
+    shim.write(bad);
+    for restart in [true, false] {
+        let why = shim.refuses().await;
+        assert!(why.contains("cannot read its canary") && why.contains("another KEK"), "{why}");
+        let metrics = shim.get("/metrics").await.unwrap();
+        assert!(!metrics.contains("kms_shim_reloads_total{result=\"failure\"} 0"), "{metrics}");
+        let status = shim.status().await.unwrap();
+        assert_eq!(status["revision"], "1", "{status}");
+        shim.is_ready().await;
+        assert_eq!(shim.decrypt(old).await.unwrap(), b"old");
+        assert!(shim.encrypt(b"new").await.is_ok());
+        if restart {
+            shim.restart(bad).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_write_key_whose_endpoint_leads_to_another_kek_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    // They even agree on the key_id.
+    let [right, wrong] = [plugin(directory, "right", 1).await, plugin(directory, "wrong", 2).await];
+    let good = document(directory, 1, &[key(1, "write", &[&right])]);
+    let mut shim = Shim::start(directory, &good).await;
+    shim.is_ready().await;
+    let old = shim.encrypt(b"old").await.unwrap();
+
+    for endpoints in [vec![&wrong], vec![&right, &wrong]] {
+        let bad = document(directory, 2, &[key(1, "write", &endpoints)]);
+        stays_refused(&mut shim, &bad, &old).await;
+    }
+    let moved = plugin(directory, "moved", 1).await;
+    shim.load(&document(directory, 3, &[key(1, "write", &[&moved])])).await;
+    assert_eq!(shim.decrypt(&old).await.unwrap(), b"old");
+    assert_eq!(shim.encrypt(b"new").await.unwrap().key_id, old.key_id);
+}
+
+#[tokio::test]
+async fn a_read_key_whose_endpoint_leads_to_another_kek_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let [writes, right] = [plugin(directory, "writes", 3).await, plugin(directory, "r", 1).await];
+    let wrong = plugin(directory, "wrong", 2).await;
+    // Another control plane's shim has written under key 1.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let first = document(elsewhere.path(), 1, &[key(1, "write", &[&right])]);
+    let other = Shim::start(elsewhere.path(), &first).await;
+    other.is_ready().await;
+    let old = other.encrypt(b"old").await.unwrap();
+
+    let keys = |reader: &Plugin| [key(2, "write", &[&writes]), key(1, "read", &[reader])];
+    let mut shim = Shim::start(directory, &document(directory, 1, &keys(&right))).await;
+    shim.is_ready().await;
+    assert_eq!(shim.key(1).await.unwrap()["canary_unread"], true);
+    let metrics = shim.get("/metrics").await.unwrap();
+    assert!(metrics.contains("kms_shim_canary_unread{key=\"1\"} 1"), "{metrics}");
+    assert_eq!(shim.decrypt(&old).await.unwrap(), b"old");
+    assert_eq!(shim.key(1).await.unwrap()["canary_unread"], false);
+    stays_refused(&mut shim, &document(directory, 2, &keys(&wrong)), &old).await;
+}
+
+#[tokio::test]
+async fn a_kms_that_cannot_be_reached_is_no_failed_canary_and_the_switch_waits_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let [first, second] = [plugin(directory, "a", 1).await, plugin(directory, "b", 1).await];
+    let shim = Shim::start(directory, &document(directory, 1, &[key(1, "write", &[&first])])).await;
+    shim.is_ready().await;
+    let old = shim.encrypt(b"old").await.unwrap();
+    second.manners.fails_with(Some((Code::Unavailable, "the KMS is away")));
+    let next = document(directory, 2, &[key(1, "write", &[&second])]);
+    shim.write(&next);
+    let why = shim.refuses().await;
+    assert!(why.contains("the KMS is away"), "{why}");
+    assert_eq!(shim.decrypt(&old).await.unwrap(), b"old");
+    second.manners.fails_with(None);
+    shim.load(&next).await;
+    assert_eq!(shim.decrypt(&old).await.unwrap(), b"old");
+}
+
+#[tokio::test]
+async fn a_new_process_with_another_kek_is_not_written_with_and_status_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let right = plugin(directory, "right", 1).await;
+    let shim = Shim::start(directory, &document(directory, 1, &[key(1, "write", &[&right])])).await;
+    let key_id = shim.is_ready().await;
+    let old = shim.encrypt(b"old").await.unwrap();
+    let (path, manners) = (right.path.clone(), right.kill().await);
+    let wrong = Plugin::with(&path, Manners::of_kek(2)).await;
+
+    let refused = shim.encrypt(b"x").await.unwrap_err();
+    assert!(refused.message().contains("canary"), "{refused}");
+    let error = eventually("Status fails", async || shim.announced().await.err()).await;
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    // Decrypt is not gated: a wrong KEK cannot decrypt.
+    let seen = wrong.seen();
+    assert!(shim.decrypt(&old).await.is_err());
+    assert!(wrong.seen() > seen);
+
+    wrong.kill().await;
+    let _right = Plugin::with(&path, manners).await;
+    assert_eq!(shim.is_ready().await, key_id);
+    assert_eq!(shim.decrypt(&old).await.unwrap(), b"old");
+    assert_eq!(shim.encrypt(b"x").await.unwrap().key_id, key_id);
+}
+
+#[tokio::test]
+async fn a_key_that_may_only_decrypt_is_loaded_and_is_up_with_its_first_decrypt() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let [writes, reads] = [plugin(directory, "writes", 3).await, plugin(directory, "r", 1).await];
+    let elsewhere = tempfile::tempdir().unwrap();
+    let first = document(elsewhere.path(), 1, &[key(1, "write", &[&reads])]);
+    let other = Shim::start(elsewhere.path(), &first).await;
+    other.is_ready().await;
+    let old = other.encrypt(b"old").await.unwrap();
+    drop(other);
+
+    reads.manners.decrypts_only.store(true, Ordering::SeqCst);
+    let write = key(2, "write", &[&writes]);
+    let shim = Shim::start(directory, &document(directory, 1, std::slice::from_ref(&write))).await;
+    let key_id = shim.is_ready().await;
+    shim.load(&document(directory, 2, &[write, key(1, "read", &[&reads])])).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(shim.key(1).await.unwrap()["healthy"], false);
+    assert_eq!(shim.announced().await.unwrap(), key_id);
+    assert_eq!(shim.decrypt(&old).await.unwrap(), b"old");
+    assert_eq!(shim.key(1).await.unwrap()["healthy"], true);
+    // It stays so: from now on there is something that it can be asked to read.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(shim.key(1).await.unwrap()["healthy"], true);
+}

@@ -55,7 +55,7 @@ async fn serve(dir: &Path, key: &str, backend: SocketAddr) -> Launched {
         .arg(format!("--key={key}"))
         .arg(format!("--region={REGION}"))
         .arg(format!("--listen={}", socket.display()))
-        .args(["--admin", "127.0.0.1:0", "--health-port=127.0.0.1:0", "--probe-interval", "2s"])
+        .args(["--admin", "127.0.0.1:0", "--health-port=127.0.0.1:0", "--probe-interval", "200ms"])
         .env_clear()
         .env("AWS_ENDPOINT_URL", format!("http://{backend}"))
         .env("AWS_ACCESS_KEY_ID", "AKIATESTTESTTEST")

@@ -14,6 +14,9 @@ use sidekey_e2e::gateway::{Fault, Gateway};
 use sidekey_e2e::vendor::{COAST, MEANWHILE, Sufferer};
 use sidekey_e2e::wait::PATIENCE;
 use sidekey_e2e::{ControlPlane, Load, eventually};
+use tokio::task::JoinSet;
+
+const WORDS: &[u8] = b"while AWS has a bad second";
 
 struct Scene {
     gateway: Gateway,
@@ -28,6 +31,7 @@ async fn faults_of_aws_fail_no_request_and_heal_by_themselves() {
     let load = scene.sufferer.load().unwrap();
     load.more(MEANWHILE).await.unwrap();
 
+    a_second_of_503_fails_no_decrypt_and_costs_three_calls_at_most(&scene).await.unwrap();
     a_hiccup_within_the_coast_is_not_seen(&mut scene).await.unwrap();
     kms_is_down(&mut scene, &load).await.unwrap();
     kms_has_five_seconds_of_latency(&mut scene, &load).await.unwrap();
@@ -68,6 +72,35 @@ impl Scene {
         let sufferer = Sufferer::start(plane, plugin, endpoint).await?;
         Ok(Self { gateway, moto, key, sufferer })
     }
+}
+
+/// Through shim and provider together: nobody but the key repeats what the KMS has answered.
+async fn a_second_of_503_fails_no_decrypt_and_costs_three_calls_at_most(
+    scene: &Scene,
+) -> Result<()> {
+    const CALLERS: usize = 16;
+    // Equal ones would be sent once.
+    let mut all = Vec::new();
+    for _ in 0..CALLERS {
+        all.push(scene.sufferer.client.round_trip(WORDS).await?);
+    }
+    scene.moto.faults(&[KmsFault::error("KMSInternalException", "").status(503)]).await?;
+    let before = scene.moto.calls("Decrypt").await?;
+    let mut asked = JoinSet::new();
+    for sealed in all {
+        let client = scene.sufferer.client.within(PATIENCE);
+        asked.spawn(async move { client.decrypt(&sealed).await });
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    scene.moto.faults(&[]).await?;
+    while let Some(answer) = asked.join_next().await {
+        ensure!(answer?? == WORDS, "something else came back");
+    }
+    let calls = scene.moto.calls("Decrypt").await? - before;
+    // Probes come every second, and more often while they fail.
+    let most = u64::try_from(CALLERS * 3 + 30)?;
+    ensure!(calls <= most, "{calls} calls for {CALLERS} requests");
+    Ok(())
 }
 
 /// Probes of the plugin fail, but for less than its coast: Status never wavers.

@@ -33,6 +33,7 @@
 //! - **Fingerprints.** `fingerprint`, or the hash of `kek`, goes into every key_id. Without either it
 //!   is `00000000`, which matches everything, so that naming one later leaves old data readable.
 
+mod admin_tls;
 mod cache;
 mod call;
 mod engine;

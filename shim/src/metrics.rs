@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use sidekey_core::Error;
+use sidekey_core::{Error, code_name};
 
 /// From far below a local call to the longest deadline in use.
 const BUCKETS: [f64; 12] =
@@ -121,7 +121,12 @@ impl Default for Metrics {
         let requests = Family::<RequestLabel, Counter>::default();
         let operations = [Operation::Status, Operation::Encrypt, Operation::Decrypt];
         let ok = operations.map(|op| {
-            requests.get_or_create(&RequestLabel { operation: op.label(), code: "Ok" }).clone()
+            requests
+                .get_or_create(&RequestLabel {
+                    operation: op.label(),
+                    code: code_name(tonic::Code::Ok),
+                })
+                .clone()
         });
         let durations = operations.map(|op| {
             let label = OperationLabel { operation: op.label() };
@@ -310,28 +315,5 @@ impl ForwardError {
             Self::Connection => "connection",
             Self::Timeout => "timeout",
         }
-    }
-}
-
-/// Codes as kube-apiserver's `grpc_status_code` label writes them; a plugin may use any.
-pub(crate) fn code_name(code: tonic::Code) -> &'static str {
-    match code {
-        tonic::Code::Ok => "Ok",
-        tonic::Code::Cancelled => "Canceled",
-        tonic::Code::Unknown => "Unknown",
-        tonic::Code::InvalidArgument => "InvalidArgument",
-        tonic::Code::DeadlineExceeded => "DeadlineExceeded",
-        tonic::Code::NotFound => "NotFound",
-        tonic::Code::AlreadyExists => "AlreadyExists",
-        tonic::Code::PermissionDenied => "PermissionDenied",
-        tonic::Code::ResourceExhausted => "ResourceExhausted",
-        tonic::Code::FailedPrecondition => "FailedPrecondition",
-        tonic::Code::Aborted => "Aborted",
-        tonic::Code::OutOfRange => "OutOfRange",
-        tonic::Code::Unimplemented => "Unimplemented",
-        tonic::Code::Internal => "Internal",
-        tonic::Code::Unavailable => "Unavailable",
-        tonic::Code::DataLoss => "DataLoss",
-        tonic::Code::Unauthenticated => "Unauthenticated",
     }
 }

@@ -25,10 +25,10 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use sidekey_core::server::{Stopper, stopper};
+use sidekey_core::telemetry::RateLimit;
 use sidekey_core::{Ending, Error, Kind, Source, Watcher};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio::time::Instant;
 
 use crate::tls::Identity;
 pub use command::run;
@@ -49,7 +49,8 @@ struct Shared {
     connected: sidekey_core::Clients,
     metrics: Metrics,
     config: Mutex<ConfigStatus>,
-    quiet: Quiet,
+    rejections_logged: RateLimit,
+    failures_logged: RateLimit,
 }
 
 /// A running proxy.
@@ -62,10 +63,6 @@ pub struct Proxy {
     /// Looks after the connection to the plugin in use.
     keeper: AbortHandle,
 }
-
-/// Lets one line a second through: whoever reaches the port can make us log.
-#[derive(Default)]
-struct Quiet(Mutex<Option<Instant>>);
 
 impl Proxy {
     /// Binds and serves. A plugin that is not there yet is waited for; certificates are not.
@@ -98,7 +95,8 @@ impl Proxy {
             drain: ArcSwap::from_pointee(config.drain),
             connected: sidekey_core::Clients::default(),
             config: Mutex::new(ConfigStatus::new(source, config.revision.as_deref())),
-            quiet: Quiet::default(),
+            rejections_logged: RateLimit::of_requests(),
+            failures_logged: RateLimit::of_requests(),
         });
         let keeper = keep(shared.plugin.load_full());
         let (stopper, stop) = stopper();
@@ -198,16 +196,4 @@ impl Drop for Proxy {
 
 fn keep(plugin: Arc<Plugin>) -> AbortHandle {
     tokio::spawn(async move { plugin.look_after().await }).abort_handle()
-}
-
-impl Quiet {
-    fn allows(&self) -> bool {
-        let Ok(mut last) = self.0.lock() else { return false };
-        let now = Instant::now();
-        let due = last.is_none_or(|last| now - last >= Duration::from_secs(1));
-        if due {
-            *last = Some(now);
-        }
-        due
-    }
 }

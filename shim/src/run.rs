@@ -5,29 +5,25 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
 use sidekey_core::config::{self as core_config, LogFormat, Problems};
-use sidekey_core::process::{Signals, arguments, no_core_dumps, serve_admin_over, start_admin};
+use sidekey_core::process::{FixedFields, Signals, arguments, no_core_dumps, start_admin};
 use sidekey_core::telemetry::{self, LevelHandle};
 use sidekey_core::{
-    ConfigFile, Digest, EXIT_USAGE, Ending, Endpoint, Error, Farewell, Files, Kind, Output,
-    Watcher, ask, mistakes, print, read_file, usage,
+    ConfigFile, Digest, EXIT_USAGE, Ending, Endpoint, Error, Farewell, Files, Output, Watcher, ask,
+    mistakes, print, read_file, usage,
 };
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
-use crate::config::{self, AdminTls, ShimConfig};
+use crate::admin_tls::{Allowed, serve_admin_tls};
+use crate::config::{self, ShimConfig};
 use crate::engine::{Engine, Kept, Proof};
 use crate::lastgood::LastGood;
-use crate::tls::Protocol;
 
 /// At a start the configuration is given this long to prove itself before the last good one on
 /// disk is used instead.
 const START_PROOF: Duration = Duration::from_secs(3);
-
-/// Callers of `adminTls` at a time.
-const MAX_ADMIN_CONNECTIONS: usize = 64;
 
 /// Routes kube-apiserver's KMS v2 calls: Encrypt and Status to the write key, Decrypt to the key
 /// that wrote.
@@ -204,8 +200,7 @@ impl Flags {
 }
 
 fn check(flags: &Flags, output: Output) -> ExitCode {
-    let source =
-        flags.config.as_deref().map_or_else(String::new, |path| path.display().to_string());
+    let source = flags.config.as_deref().map_or_else(String::new, |path| path.display().to_string());
     let result = flags.file().and_then(|file| flags.load(file.as_deref()));
     let problems = result.err().unwrap_or_default();
     if output == Output::Json {
@@ -289,6 +284,13 @@ struct Start {
     known: Option<Digest>,
 }
 
+/// What a start leaves behind for later configurations.
+struct AtStart {
+    fields: FixedFields,
+    /// Who may call `adminTls`: the list of the configuration in use.
+    allow: Allowed,
+}
+
 async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
     let mut signals = Signals::new()?;
     let Start { config, fallback, stored, refused, source, flags, file, known } = start;
@@ -296,12 +298,16 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
     let watcher = Arc::new(Watcher::new(config.file_poll));
     let (admin, admin_tls, sockets) =
         (config.admin.clone(), config.admin_tls.clone(), config.socket.clone());
+    let mut at_start = AtStart {
+        fields: FixedFields::new(fixed(&config), config.log, level.clone()),
+        allow: Arc::new(ArcSwap::from_pointee(allowed(&config))),
+    };
     let kept = Kept { stored, beside: file.as_deref().and_then(LastGood::beside) };
     let mut engine = Engine::new(config.clone(), source, watcher.clone(), kept)?;
     let _admin = start_admin(&admin, &sockets, engine.shared.clone(), level.clone()).await?;
     let refused = first(&mut engine, config, fallback, refused).await?;
     if let Some(tls) = admin_tls {
-        serve_admin_tls(&tls, &mut engine, level).await?;
+        serve_admin_tls(&tls, &mut engine, level, at_start.allow.clone()).await?;
     }
     let mut file = file.map(|path| match known {
         Some(known) => ConfigFile::watch_since(&watcher, &path, known),
@@ -321,7 +327,7 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
         tokio::select! {
             // Keys that hang while they are to prove themselves must not delay the end.
             farewell = ending.wait(&mut signals, linger) => break farewell,
-            () = step(&mut file, &flags, &mut engine) => {}
+            () = step(&mut file, &flags, &mut engine, &mut at_start) => {}
         }
     };
     if farewell == Farewell::AtOnce {
@@ -356,10 +362,15 @@ async fn first(
 }
 
 /// Takes a changed document over, or keeps on disk what a key has written or read.
-async fn step(file: &mut Option<ConfigFile>, flags: &Flags, engine: &mut Engine) {
+async fn step(
+    file: &mut Option<ConfigFile>,
+    flags: &Flags,
+    engine: &mut Engine,
+    start: &mut AtStart,
+) {
     tokio::select! {
         document = next(file) => {
-            if let (true, Some(file)) = (take_over(document, flags, engine).await, file) {
+            if let (true, Some(file)) = (take_over(document, flags, engine, start).await, file) {
                 file.accepted();
             }
         }
@@ -376,9 +387,14 @@ async fn next(file: &mut Option<ConfigFile>) -> Result<Value, String> {
 }
 
 /// Makes a changed document the configuration in use, or says why not.
-async fn take_over(document: Result<Value, String>, flags: &Flags, engine: &mut Engine) -> bool {
+async fn take_over(
+    document: Result<Value, String>,
+    flags: &Flags,
+    engine: &mut Engine,
+    start: &mut AtStart,
+) -> bool {
     let result = match document {
-        Ok(document) => load(document, flags, engine).await,
+        Ok(document) => load(document, flags, engine, start).await,
         Err(error) => Err(error),
     };
     match result {
@@ -396,53 +412,39 @@ async fn take_over(document: Result<Value, String>, flags: &Flags, engine: &mut 
     }
 }
 
-async fn load(document: Value, flags: &Flags, engine: &mut Engine) -> Result<(), String> {
-    let config = flags
+async fn load(
+    document: Value,
+    flags: &Flags,
+    engine: &mut Engine,
+    start: &mut AtStart,
+) -> Result<(), String> {
+    let mut config = flags
         .finish(document)
         .and_then(|document| config::parse(&document))
         .map_err(|problems| mistakes("the new configuration", &problems))?;
-    engine.apply(config, Proof::Required).await.map_err(|error| error.report())
+    config.warnings.extend(start.fields.warning(&fixed(&config), config.log));
+    let (log, allow) = (config.log, allowed(&config));
+    engine.apply(config, Proof::Required).await.map_err(|error| error.report())?;
+    start.fields.follow_level(log);
+    start.allow.store(Arc::new(allow));
+    Ok(())
 }
 
-/// The admin endpoints for callers on the network, who must show a certificate.
-async fn serve_admin_tls(
-    tls: &AdminTls,
-    engine: &mut Engine,
-    level: LevelHandle,
-) -> Result<(), Error> {
-    let identity = engine.identity(&tls.files)?;
-    let listener = TcpListener::bind(tls.listen).await.map_err(|error| {
-        Error::new(Kind::Config, format!("cannot listen on adminTls address {}", tls.listen))
-            .with_source(error)
-    })?;
-    let address = listener.local_addr().unwrap_or(tls.listen);
-    tracing::info!(%address, "admin listening with mutual TLS");
-    let allow: Vec<String> = tls.allow.iter().filter_map(|name| crate::tls::name(name)).collect();
-    let (allow, shared) = (Arc::new(allow), engine.shared.clone());
-    let places = Arc::new(Semaphore::new(MAX_ADMIN_CONNECTIONS));
-    tokio::spawn(async move {
-        loop {
-            let Ok((stream, peer)) = listener.accept().await else {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            };
-            // Callers beyond the limit are let go: a scraper comes again.
-            let Ok(place) = places.clone().try_acquire_owned() else { continue };
-            let (identity, allow, shared, level) =
-                (identity.clone(), allow.clone(), shared.clone(), level.clone());
-            tokio::spawn(async move {
-                let _place = place;
-                match identity.accept(stream, Protocol::Http1).await {
-                    Ok((stream, caller)) if caller.sans.iter().any(|san| allow.contains(san)) => {
-                        serve_admin_over(stream, shared, level).await;
-                    }
-                    Ok(_) => tracing::warn!(%peer, "admin caller is not on the allow-list"),
-                    Err(error) => {
-                        tracing::debug!(%peer, error = %error.error.report(), "admin handshake failed")
-                    }
-                }
-            });
-        }
-    });
-    Ok(())
+/// What is taken from the configuration once.
+fn fixed(config: &ShimConfig) -> Vec<(&'static str, String)> {
+    let ShimConfig { admin, admin_tls, socket, drain, file_poll, .. } = config;
+    let admin_tls = admin_tls.as_ref().map(|tls| (tls.listen, &tls.files));
+    vec![
+        ("admin", format!("{:?}", admin.address)),
+        ("adminSocket", format!("{:?}", admin.socket)),
+        ("adminTls", format!("{admin_tls:?}")),
+        ("socket", format!("{socket:?}")),
+        ("drain", format!("{drain:?}")),
+        ("filePoll", format!("{file_poll:?}")),
+    ]
+}
+
+/// Who may call the admin endpoints on the network.
+fn allowed(config: &ShimConfig) -> Vec<String> {
+    config.admin_tls.as_ref().map(|tls| tls.allow.clone()).unwrap_or_default()
 }

@@ -9,7 +9,9 @@ use sidekey_core::proto::v2::key_management_service_server::KeyManagementService
 use sidekey_core::proto::v2::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
 };
-use sidekey_core::{Call, Error, Kind, Sealed, Secret, check_encrypt, check_sealed, deadline};
+use sidekey_core::{
+    Call, Error, Kind, Sealed, Secret, check_encrypt, check_sealed, check_uid, deadline, shown_uid,
+};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
@@ -86,6 +88,7 @@ impl ShimService {
         deadline: Instant,
     ) -> Result<Bytes, Arc<Error>> {
         let DecryptRequest { ciphertext, uid, key_id, annotations } = request;
+        check_uid(&uid).map_err(Arc::new)?;
         let legacy = match self.legacy.load(Ordering::SeqCst) {
             0 => None,
             id => Some(KeyNumber(id)),
@@ -123,14 +126,17 @@ impl ShimService {
     }
 
     fn finish(&self, operation: Operation, began: Instant, uid: &str, failure: Option<&Error>) {
-        let took = began.elapsed();
+        let (took, uid) = (began.elapsed(), shown_uid(uid));
         self.shared.metrics.served(operation, took, failure);
         match failure {
             None => tracing::debug!(uid, operation = operation.label(), ?took, "request served"),
-            Some(error) => tracing::warn!(
-                uid, operation = operation.label(), ?took, kind = %error.kind(), error = %error.report(),
-                "request failed"
-            ),
+            Some(error) => {
+                let Some(suppressed) = self.shared.failures_logged.pass() else { return };
+                tracing::warn!(
+                    uid, operation = operation.label(), ?took, kind = %error.kind(),
+                    error = %error.report(), suppressed, "request failed"
+                );
+            }
         }
     }
 }

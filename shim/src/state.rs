@@ -7,6 +7,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
+use sidekey_core::telemetry::RateLimit;
 use sidekey_core::{Clients, Error, Flights, KeyId, Kind, Pulse, Secret, Source, Trouble, time};
 
 use crate::cache::{Cache, Request};
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) flights: Flights<Request, Result<Bytes, Arc<Error>>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) pulse: Pulse,
+    /// Failed requests in the log.
+    pub(crate) failures_logged: RateLimit,
     pub(crate) clients: Clients,
     registry: Registry,
     started: SystemTime,
@@ -105,6 +108,7 @@ impl Shared {
             flights: Flights::default(),
             metrics,
             pulse: Pulse::default(),
+            failures_logged: RateLimit::of_requests(),
             clients: Clients::default(),
             registry,
             started: SystemTime::now(),

@@ -48,7 +48,7 @@ async fn all_three_operations_are_forwarded() {
     request.annotations = sealed.annotations;
     assert_eq!(client.decrypt(request).await.unwrap().into_inner().plaintext, &b"secret"[..]);
     for operation in ["status", "encrypt", "decrypt"] {
-        let name = format!("socket_proxy_requests_total{{operation=\"{operation}\",code=\"Ok\"}}");
+        let name = format!("socket_proxy_requests_total{{operation=\"{operation}\",code=\"OK\"}}");
         assert_eq!(metric(&proxy, &name), 1);
         let name =
             format!("socket_proxy_request_duration_seconds_count{{operation=\"{operation}\"}}");

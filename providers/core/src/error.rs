@@ -210,6 +210,30 @@ impl From<&Error> for tonic::Status {
     }
 }
 
+/// gRPC's codes as grpc-go writes them, and so kube-apiserver's `grpc_status_code` label: dashboards
+/// join on it.
+pub fn code_name(code: tonic::Code) -> &'static str {
+    match code {
+        tonic::Code::Ok => "OK",
+        tonic::Code::Cancelled => "Canceled",
+        tonic::Code::Unknown => "Unknown",
+        tonic::Code::InvalidArgument => "InvalidArgument",
+        tonic::Code::DeadlineExceeded => "DeadlineExceeded",
+        tonic::Code::NotFound => "NotFound",
+        tonic::Code::AlreadyExists => "AlreadyExists",
+        tonic::Code::PermissionDenied => "PermissionDenied",
+        tonic::Code::ResourceExhausted => "ResourceExhausted",
+        tonic::Code::FailedPrecondition => "FailedPrecondition",
+        tonic::Code::Aborted => "Aborted",
+        tonic::Code::OutOfRange => "OutOfRange",
+        tonic::Code::Unimplemented => "Unimplemented",
+        tonic::Code::Internal => "Internal",
+        tonic::Code::Unavailable => "Unavailable",
+        tonic::Code::DataLoss => "DataLoss",
+        tonic::Code::Unauthenticated => "Unauthenticated",
+    }
+}
+
 /// OpenShift keeps at most 1024 characters of such a text; more helps nobody.
 pub(crate) fn bounded(mut text: String) -> String {
     const MAX: usize = 1000;
@@ -248,5 +272,14 @@ mod tests {
     fn every_kind_has_a_label_of_its_own() {
         let labels: std::collections::BTreeSet<_> = Kind::ALL.iter().map(|k| k.label()).collect();
         assert_eq!(labels.len(), Kind::ALL.len());
+    }
+
+    #[test]
+    fn every_code_is_written_as_grpc_go_does() {
+        for number in 0..17 {
+            let code = tonic::Code::from_i32(number);
+            let written = format!("{code:?}").replace("Cancelled", "Canceled");
+            assert_eq!(code_name(code), if number == 0 { "OK" } else { written.as_str() });
+        }
     }
 }

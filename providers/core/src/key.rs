@@ -24,6 +24,7 @@ use crate::flights::Flights;
 use crate::health::{Health, Trouble};
 use crate::metrics::{KeyMetrics, Operation};
 use crate::retry::{ATTEMPTS, RetryBudget};
+use crate::telemetry::RateLimit;
 use crate::{Call, Endpoint, Error, KeyId, Kind, Pulse, Sealed, Secret, limits};
 
 /// A key as its socket sees it.
@@ -36,6 +37,8 @@ pub(crate) struct Key {
     pub(crate) suspicion: Notify,
     /// Whether that probe should encrypt.
     pub(crate) encrypt_suspected: AtomicBool,
+    /// Failed requests in the log.
+    pub(crate) failures_logged: RateLimit,
     /// For the deadlines of requests.
     pub(crate) pulse: Pulse,
     /// What the key can decrypt: the last thing it encrypted for a probe, or the first that it
@@ -97,6 +100,7 @@ impl Key {
             metrics,
             suspicion: Notify::new(),
             encrypt_suspected: AtomicBool::new(false),
+            failures_logged: RateLimit::of_requests(),
             pulse: Pulse::default(),
             sample: Mutex::default(),
             active: ArcSwapOption::empty(),

@@ -80,7 +80,7 @@ pub use command::{
     complain, mistakes, print, read_file, rotate, say, usage,
 };
 pub use endpoint::{Endpoint, EndpointError};
-pub use error::{Error, Kind};
+pub use error::{Error, Kind, code_name};
 pub use files::{Digest, Files, Subscription, Watcher};
 pub use flights::{Flights, Landed};
 pub use health::{Health, PROOF_AGE, Snapshot, Trouble};
@@ -90,6 +90,7 @@ pub use key_id::{
 };
 pub use limits::{
     MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_decrypt, check_encrypt, check_sealed,
+    check_uid, shown_uid,
 };
 pub use linger::{Clients, Ending, Farewell, Guest};
 pub use provider::{Call, Provider, Sealed};

@@ -78,7 +78,8 @@ fn check_annotations(annotations: &BTreeMap<String, Bytes>) -> Result<(), Error>
     Ok(())
 }
 
-fn check_uid(uid: &str) -> Result<(), Error> {
+/// Checks a request identifier: the caller chooses it, and it goes to the log.
+pub fn check_uid(uid: &str) -> Result<(), Error> {
     if uid.len() > MAX_UID {
         return Err(invalid(&format!("uid has {} bytes, at most {MAX_UID} allowed", uid.len())));
     }
@@ -86,6 +87,14 @@ fn check_uid(uid: &str) -> Result<(), Error> {
         return Err(invalid("uid holds control characters"));
     }
     Ok(())
+}
+
+/// What of a request identifier goes to the log: one that is refused for its length would fill it.
+pub fn shown_uid(uid: &str) -> &str {
+    match uid.char_indices().nth(MAX_UID) {
+        Some((end, _)) => &uid[..end],
+        None => uid,
+    }
 }
 
 /// RFC 1123 as kube-apiserver reads it: at least two labels of lower-case letters, digits and
@@ -154,5 +163,11 @@ mod tests {
                 prop_assert_eq!(error.kind(), Kind::Invalid);
             }
         }
+    }
+
+    #[test]
+    fn a_uid_cannot_fill_the_log() {
+        assert_eq!(shown_uid("6f1c"), "6f1c");
+        assert_eq!(shown_uid(&"ä".repeat(300)), "ä".repeat(MAX_UID));
     }
 }

@@ -13,7 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::config::KeyNumber;
-use crate::{Endpoint, KeyId, Kind};
+use crate::{Endpoint, KeyId, Kind, code_name};
 
 /// From far below a local call to the longest deadline in use.
 const BUCKETS: [f64; 12] =
@@ -228,7 +228,7 @@ impl KeyMetrics {
                 metrics.backend_durations.get_or_create(&operation(op)).clone(),
             )
         });
-        let ok = KeyCode { key, code: "OK" };
+        let ok = KeyCode { key, code: code_name(tonic::Code::Ok) };
         let ok = [&metrics.encrypts, &metrics.decrypts].map(|f| f.get_or_create(&ok).clone());
         for outcome in [Outcome::Success, Outcome::Failure] {
             let _ = metrics.reloads.get_or_create(&KeyOutcome { key, result: outcome.label() });
@@ -393,21 +393,5 @@ impl Outcome {
             Self::Success => "success",
             Self::Failure => "failure",
         }
-    }
-}
-
-/// Codes as kube-apiserver's `grpc_status_code` label writes them.
-fn code_name(code: tonic::Code) -> &'static str {
-    match code {
-        tonic::Code::Ok => "OK",
-        tonic::Code::InvalidArgument => "InvalidArgument",
-        tonic::Code::FailedPrecondition => "FailedPrecondition",
-        tonic::Code::PermissionDenied => "PermissionDenied",
-        tonic::Code::ResourceExhausted => "ResourceExhausted",
-        tonic::Code::Unavailable => "Unavailable",
-        tonic::Code::DeadlineExceeded => "DeadlineExceeded",
-        tonic::Code::DataLoss => "DataLoss",
-        tonic::Code::Internal => "Internal",
-        _ => "Unknown",
     }
 }

@@ -10,6 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin::{Admin, Reach, Source};
 use crate::command::complain;
+use crate::config::LogOptions;
 use crate::server::{Stopper, bind, serve_admin, serve_admin_socket, serve_http1, stopper};
 use crate::socket::SocketOptions;
 use crate::telemetry::LevelHandle;
@@ -38,6 +39,17 @@ pub struct HealthOptions {
     pub metrics: Option<String>,
     /// Whether to go on without it where the address is taken: nobody may have asked for it.
     pub optional: bool,
+}
+
+/// What a process takes from its configuration once, at the start: a later change of it is told,
+/// by name, and takes effect at the next start. All else is taken over while it runs, the level of
+/// the log among it.
+#[derive(Debug)]
+pub struct FixedFields {
+    /// Each with what it was at the start.
+    fields: Vec<(&'static str, String)>,
+    log: LogOptions,
+    level: LevelHandle,
 }
 
 /// The signals that end a process.
@@ -156,6 +168,33 @@ impl HealthOptions {
             ("metrics port", "choose another by --metrics-port, or by health in the configuration")
         } else {
             ("health port", "choose another by --health-port, or by health in the configuration")
+        }
+    }
+}
+
+impl FixedFields {
+    /// `fields` are those of the configuration that the process was started with.
+    pub fn new(fields: Vec<(&'static str, String)>, log: LogOptions, level: LevelHandle) -> Self {
+        Self { fields, log, level }
+    }
+
+    /// What to tell of a configuration that changes some of `fields`, if it does.
+    pub fn warning(&self, fields: &[(&'static str, String)], log: LogOptions) -> Option<String> {
+        let format = (log.format != self.log.format).then_some("log.format");
+        let changed = self.fields.iter().zip(fields).filter(|(old, new)| old != new);
+        let names: Vec<_> = changed.map(|(_, (name, _))| *name).chain(format).collect();
+        let these = if names.len() == 1 { "this field" } else { "these fields" };
+        (!names.is_empty()).then(|| {
+            format!("{}: {these} changed, which the next start takes over", names.join(", "))
+        })
+    }
+
+    /// Logs at the level of a configuration that is in use from now on. One that changes nothing
+    /// leaves a level that somebody has set meanwhile.
+    pub fn follow_level(&mut self, log: LogOptions) {
+        if self.log.level != log.level {
+            self.level.change(&log.level.to_string());
+            self.log.level = log.level;
         }
     }
 }

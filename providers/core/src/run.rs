@@ -13,12 +13,10 @@ use crate::command::{
     CommandLine, CommonCommand, EXIT_USAGE, Output, ProcessFlags, execute, mistakes, parse_file,
     print, usage,
 };
-use crate::config::{self, LogOptions, Problems, ProcessConfig};
+use crate::config::{self, Problems, ProcessConfig};
 use crate::files::{Digest, Files, Watcher};
 use crate::metrics::Outcome;
-use crate::process::{
-    AdminOptions, HealthOptions, Signals, arguments, no_core_dumps, start_admin, start_health,
-};
+use crate::process::{FixedFields, Signals, arguments, no_core_dumps, start_admin, start_health};
 use crate::reload::ConfigFile;
 use crate::supervisor::Supervisor;
 use crate::telemetry::{self, LevelHandle};
@@ -41,16 +39,6 @@ enum Commands<P: CommandLine> {
     Common(CommonCommand),
     #[command(flatten)]
     Own(P::Command),
-}
-
-/// What a process keeps for its whole life, whatever a later configuration says: all but the
-/// level of the log and the time to linger.
-struct Lasting {
-    admin: (AdminOptions, Vec<HealthOptions>),
-    log: LogOptions,
-    times: (Duration, Duration),
-    linger: Duration,
-    level: LevelHandle,
 }
 
 /// The whole of a provider's `main`.
@@ -165,7 +153,8 @@ async fn live<P: CommandLine>(
             .await?;
     let health = start_health(&config.health, supervisor.shared.clone(), level.clone()).await?;
     let drain = config.drain;
-    let mut lasting = Lasting::of(&config, level);
+    let mut linger = config.linger;
+    let mut start = FixedFields::new(fixed(&config), config.log, level);
     tokio::select! {
         applied = supervisor.apply(config) => applied?,
         _ = signals.next() => return Ok(()),
@@ -174,10 +163,11 @@ async fn live<P: CommandLine>(
     let mut ending = Ending::new(supervisor.shared.clients.clone());
     let farewell = loop {
         tokio::select! {
-            farewell = ending.wait(&mut signals, lasting.linger) => break farewell,
+            farewell = ending.wait(&mut signals, linger) => break farewell,
             document = next(&mut file) => {
-                let result = take_over::<P>(document, &process, &mut supervisor, &mut lasting);
-                if let (Ok(()), Some(file)) = (result.await, &mut file) {
+                let result = take_over::<P>(document, &process, &mut supervisor, &mut start);
+                if let (Ok(new), Some(file)) = (result.await, &mut file) {
+                    linger = new;
                     file.accepted();
                 }
             }
@@ -203,21 +193,21 @@ async fn next(file: &mut Option<ConfigFile>) -> Result<Value, String> {
     }
 }
 
-/// Makes a changed document the configuration in use, or says why not.
+/// Makes a changed document the configuration in use, or says why not. Returns how long to linger.
 async fn take_over<P: CommandLine>(
     document: Result<Value, String>,
     process: &ProcessFlags,
     supervisor: &mut Supervisor,
-    lasting: &mut Lasting,
-) -> Result<(), ()> {
+    start: &mut FixedFields,
+) -> Result<Duration, ()> {
     let result = match document {
-        Ok(document) => load::<P>(document, process, supervisor, lasting).await,
+        Ok(document) => load::<P>(document, process, supervisor, start).await,
         Err(error) => Err(error),
     };
     match result {
-        Ok(()) => {
+        Ok(linger) => {
             supervisor.shared.metrics.config_reload(Outcome::Success);
-            Ok(())
+            Ok(linger)
         }
         Err(error) => {
             supervisor.refuse(&error);
@@ -231,41 +221,29 @@ async fn load<P: CommandLine>(
     mut document: Value,
     process: &ProcessFlags,
     supervisor: &mut Supervisor,
-    lasting: &mut Lasting,
-) -> Result<(), String> {
+    start: &mut FixedFields,
+) -> Result<Duration, String> {
     process.lay_over(&mut document);
-    let config = config::parse::<P>(&document)
+    let mut config = config::parse::<P>(&document)
         .map_err(|problems| mistakes("the new configuration", &problems))?;
-    let (shown, new) = (config.shown.clone(), Lasting::of(&config, lasting.level.clone()));
+    config.warnings.extend(start.warning(&fixed(&config), config.log));
+    let (shown, log, linger) = (config.shown.clone(), config.log, config.linger);
     supervisor.apply(config).await.map_err(|error| error.report())?;
     tracing::info!(config = %shown, "new configuration is in use");
-    lasting.follow(new);
-    Ok(())
+    start.follow_level(log);
+    Ok(linger)
 }
 
-impl Lasting {
-    fn of(config: &ProcessConfig, level: LevelHandle) -> Self {
-        let ProcessConfig { admin, health, log, drain, linger, file_poll, .. } = config;
-        let admin = (admin.clone(), health.clone());
-        Self { admin, log: *log, times: (*drain, *file_poll), linger: *linger, level }
-    }
-
-    /// Takes over what can be, and says what cannot.
-    fn follow(&mut self, new: Self) {
-        if self.log.level != new.log.level {
-            self.level.change(&new.log.level.to_string());
-            self.log.level = new.log.level;
-        }
-        self.linger = new.linger;
-        let changed = [
-            ("admin, adminSocket or health", self.admin != new.admin),
-            ("log.format", self.log.format != new.log.format),
-            ("drain or filePoll", self.times != new.times),
-        ];
-        for (fields, _) in changed.into_iter().filter(|(_, changed)| *changed) {
-            tracing::warn!(fields, "the change of these takes effect at the next start");
-        }
-    }
+/// What is taken from the configuration once.
+fn fixed(config: &ProcessConfig) -> Vec<(&'static str, String)> {
+    let ProcessConfig { admin, health, drain, file_poll, .. } = config;
+    vec![
+        ("admin", format!("{:?}", admin.address)),
+        ("adminSocket", format!("{:?}", admin.socket)),
+        ("health", format!("{health:?}")),
+        ("drain", format!("{drain:?}")),
+        ("filePoll", format!("{file_poll:?}")),
+    ]
 }
 
 #[cfg(test)]

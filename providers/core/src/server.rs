@@ -24,8 +24,9 @@ use crate::admin::Admin;
 use crate::proto::v2::key_management_service_server::{
     KeyManagementService, KeyManagementServiceServer,
 };
-use crate::socket::{Listener, RateLimit, SocketOptions};
+use crate::socket::{Listener, SocketOptions};
 use crate::stream::QuietStream;
+use crate::telemetry::RateLimit;
 use crate::{Clients, Endpoint, Error};
 
 /// A kube-apiserver has one connection per resources stanza.
@@ -60,7 +61,6 @@ pub fn stopper() -> (Stopper, Stop) {
 
 /// Connections to the admin endpoints. The oldest makes room for the newest: a probe is answered
 /// at once, and whoever opens connections and is silent must not keep probes out.
-#[derive(Default)]
 struct Callers {
     tasks: JoinSet<()>,
     oldest_first: VecDeque<AbortHandle>,
@@ -83,6 +83,13 @@ impl Stop {
     pub async fn stopped(&mut self) {
         // An error means that the sender is gone, which also means stop.
         let _ = self.0.wait_for(|stop| *stop).await;
+    }
+}
+
+impl Default for Callers {
+    fn default() -> Self {
+        let (tasks, oldest_first) = Default::default();
+        Self { tasks, oldest_first, crowded: RateLimit::rare() }
     }
 }
 
@@ -153,7 +160,7 @@ pub async fn serve_kms<S: KeyManagementService>(
     let service = KeyManagementServiceServer::new(service);
     let mut connections = JoinSet::new();
     let mut refused = listener.refused();
-    let crowded = RateLimit::default();
+    let crowded = RateLimit::rare();
     loop {
         let (stream, _peer) = tokio::select! {
             accepted = listener.accept() => accepted,

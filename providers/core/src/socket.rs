@@ -9,14 +9,14 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
+use crate::telemetry::RateLimit;
 use crate::{Endpoint, Error, Kind};
 
 mod place;
@@ -26,8 +26,6 @@ mod tests;
 use place::Placed;
 
 /// At most one line per kind of trouble in this time: peers choose how often they
-/// come.
-const LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// The first and the longest pause when the system has no resources to accept.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -76,10 +74,6 @@ struct SocketFile {
     ino: u64,
 }
 
-/// Lets one through every [`LOG_EVERY`], and counts the others.
-#[derive(Debug, Default)]
-pub(crate) struct RateLimit(Mutex<(Option<Instant>, u64)>);
-
 impl Default for SocketOptions {
     fn default() -> Self {
         Self { mode: 0o660, group: None, allowed_uids: Vec::new() }
@@ -120,8 +114,8 @@ impl Listener {
             allowed,
             refused: AtomicU64::new(0),
             refusal: Notify::new(),
-            refusals_logged: RateLimit::default(),
-            failures_logged: RateLimit::default(),
+            refusals_logged: RateLimit::rare(),
+            failures_logged: RateLimit::rare(),
         };
         Ok((listener, warning))
     }
@@ -236,20 +230,6 @@ impl Peer {
         // The kernel writes 0 for a process that has no number in our namespace.
         let pid = cred.pid().filter(|pid| *pid != 0);
         Ok(Self { uid: cred.uid(), gid: cred.gid(), pid })
-    }
-}
-
-impl RateLimit {
-    /// How many were held back since the last one, if this one may pass.
-    pub(crate) fn pass(&self) -> Option<u64> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if state.0.is_some_and(|last| now < last + LOG_EVERY) {
-            state.1 += 1;
-            return None;
-        }
-        state.0 = Some(now);
-        Some(std::mem::take(&mut state.1))
     }
 }
 

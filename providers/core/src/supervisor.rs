@@ -97,7 +97,7 @@ impl Supervisor {
         status.loaded = time(SystemTime::now());
         status.refused = None;
         for warning in &warnings {
-            tracing::warn!(warning, "the configuration was changed to be safe");
+            tracing::warn!(warning, "not all of the configuration is in use as written");
         }
         status.warnings = warnings;
         Ok(())

@@ -158,8 +158,8 @@ impl Visit {
 
     fn reject(&self, rejection: Rejection, why: &str) {
         self.shared.metrics.rejected(rejection);
-        if self.shared.quiet.allows() {
-            tracing::warn!(from = %self.from, reason = ?rejection, why, "connection rejected");
+        if let Some(suppressed) = self.shared.rejections_logged.pass() {
+            tracing::warn!(from = %self.from, reason = ?rejection, why, suppressed, "connection rejected");
         } else {
             tracing::debug!(from = %self.from, reason = ?rejection, why, "connection rejected");
         }

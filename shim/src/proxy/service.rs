@@ -64,10 +64,14 @@ impl Service {
         self.shared.metrics.answered(operation, code, took);
         match &result {
             Ok(_) => tracing::debug!(uid, ?operation, ?took, "request served"),
-            Err(status) => tracing::warn!(
-                uid, client = ?self.names, ?operation, ?took, ?code, error = status.message(),
-                "request failed"
-            ),
+            Err(status) => {
+                if let Some(suppressed) = self.shared.failures_logged.pass() {
+                    tracing::warn!(
+                        uid, client = ?self.names, ?operation, ?took, ?code,
+                        error = status.message(), suppressed, "request failed"
+                    );
+                }
+            }
         }
         result
     }

@@ -11,6 +11,7 @@ use sidekey_e2e::binaries;
 use sidekey_e2e::browser::Browser;
 use sidekey_e2e::faulty::{Fault, FaultyKms};
 use sidekey_e2e::http::HttpClient;
+use sidekey_e2e::kms::KmsClient;
 use sidekey_e2e::pki::{Authority, CertificateFiles};
 use sidekey_e2e::ports::Port;
 use sidekey_e2e::process::Spec;
@@ -179,15 +180,17 @@ async fn with_mutual_tls_only_allowed_callers_are_answered() {
     let (ours, theirs) = (Authority::new("ours").unwrap(), Authority::new("theirs").unwrap());
     let serving = ours.peer(&dir, "shim", &["localhost", "127.0.0.1"]).unwrap();
     let port = Port::free().unwrap();
-    let config = ShimConfig::new(1).write(1, plugin.endpoint()).with(
-        "adminTls",
-        json!({
-            "listen": port.address().to_string(), "ca": ours.file(&dir).unwrap(),
-            "cert": serving.certificate, "key": serving.key,
-            "allow": ["Operator.sidekey.test"],
-        }),
-    );
-    let _shim = Shim::start(&scratch, "shim", &config).await.unwrap();
+    let config = |revision: u64, allow: &str| {
+        ShimConfig::new(revision).write(1, plugin.endpoint()).with(
+            "adminTls",
+            json!({
+                "listen": port.address().to_string(), "ca": ours.file(&dir).unwrap(),
+                "cert": serving.certificate, "key": serving.key, "allow": [allow],
+            }),
+        )
+    };
+    let first = config(1, "Operator.sidekey.test");
+    let mut shim = Shim::start(&scratch, "shim", &first).await.unwrap();
     let allowed = ours.peer(&dir, "allowed", &["operator.sidekey.test"]).unwrap();
     let other = ours.peer(&dir, "other", &["somebody.sidekey.test"]).unwrap();
     let stranger = theirs.peer(&dir, "stranger", &["operator.sidekey.test"]).unwrap();
@@ -210,4 +213,19 @@ async fn with_mutual_tls_only_allowed_callers_are_answered() {
     assert_eq!(ask(Some(&allowed), "/log-level").await.unwrap().status, 403);
     let plain = HttpClient::plain(port.address()).get("/status").await;
     assert!(plain.is_err(), "without TLS: {plain:?}");
+
+    // The list and the level of the log follow the file; what only a start takes over is named.
+    let second = config(2, "somebody.sidekey.test")
+        .with("log", json!({"level": "debug"}))
+        .with("drain", "20s");
+    shim.load(&second).await.unwrap();
+    assert!(ask(Some(&allowed), "/status").await.is_err(), "it was taken off the list");
+    let status = ask(Some(&other), "/status").await.unwrap().text();
+    assert!(status.contains("drain: this field changed"), "{status}");
+    let log = shim.process().log().unwrap();
+    assert!(log.contains("drain: this field changed"), "{log}");
+    let client = KmsClient::connect(&shim.endpoint()).await.unwrap();
+    client.round_trip(b"x").await.unwrap();
+    let log = shim.process().log().unwrap();
+    assert!(log.contains("request served"), "the level is debug now:\n{log}");
 }

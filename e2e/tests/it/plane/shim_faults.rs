@@ -449,7 +449,7 @@ async fn a_dead_read_key_leaves_readyz_ok(
     ensure!(healthy == 0.0, "the metric says {healthy}");
     // kube-apiserver must have asked since: it asks at most every 20 s.
     let asked = async || {
-        let labels = [("operation", "status"), ("code", "Ok")];
+        let labels = [("operation", "status"), ("code", "OK")];
         anyhow::Ok(shim.metrics().await?.sum("kms_shim_requests_total", &labels))
     };
     let before = asked().await?;

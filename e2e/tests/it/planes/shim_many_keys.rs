@@ -134,6 +134,6 @@ fn generation(key: u64) -> String {
 }
 
 async fn decrypts(node: &Replica) -> Result<f64> {
-    let labels = [("operation", "decrypt"), ("code", "Ok")];
+    let labels = [("operation", "decrypt"), ("code", "OK")];
     Ok(node.shim.metrics().await?.sum("kms_shim_requests_total", &labels))
 }

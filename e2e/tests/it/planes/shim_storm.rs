@@ -221,7 +221,7 @@ async fn decrypts(node: &Replica) -> Result<(f64, f64)> {
     let labels = [("operation", "decrypt")];
     let duration = "kms_shim_request_duration_seconds";
     Ok((
-        metrics.sum("kms_shim_requests_total", &[("operation", "decrypt"), ("code", "Ok")]),
+        metrics.sum("kms_shim_requests_total", &[("operation", "decrypt"), ("code", "OK")]),
         metrics.sum(&format!("{duration}_sum"), &labels),
     ))
 }

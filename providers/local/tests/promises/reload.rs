@@ -258,7 +258,7 @@ async fn what_only_a_restart_can_change_is_said_and_the_log_level_follows() {
     document["log"] = json!({"level": "debug"});
     home.write("config.yaml", &document.to_string());
     process.logs("new configuration is in use config=").await;
-    process.logs("takes effect at the next start fields=\"drain or filePoll\"").await;
+    process.logs("drain: this field changed, which the next start takes over").await;
     home.kms("1.sock").await.encrypt_as("seen-by-debug").await.unwrap();
     process.logs("seen-by-debug").await;
     process.stop().await;

@@ -200,7 +200,8 @@ impl Flags {
 }
 
 fn check(flags: &Flags, output: Output) -> ExitCode {
-    let source = flags.config.as_deref().map_or_else(String::new, |path| path.display().to_string());
+    let source =
+        flags.config.as_deref().map_or_else(String::new, |path| path.display().to_string());
     let result = flags.file().and_then(|file| flags.load(file.as_deref()));
     let problems = result.err().unwrap_or_default();
     if output == Output::Json {

@@ -25,8 +25,6 @@ mod tests;
 
 use place::Placed;
 
-/// At most one line per kind of trouble in this time: peers choose how often they
-
 /// The first and the longest pause when the system has no resources to accept.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 

@@ -17,8 +17,6 @@ use crate::profile::Profiles;
 const MAX_CONTEXT: usize = 8 * 1024;
 /// Longest wait for a connection: the next address, or the next try, may be better.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Twice what the SDKs give every client: enough for the retries of 64 requests at once.
-const RETRY_TOKENS: u32 = 1000;
 
 /// One key of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -252,9 +250,9 @@ impl Settings {
         time(&self.attempt_timeout)
     }
 
-    /// How many retries may be spent on a KMS that fails.
-    pub(crate) fn retry_tokens(&self) -> u32 {
-        self.retry_tokens.unwrap_or(RETRY_TOKENS)
+    /// A budget beside that of the key, where one is set.
+    pub(crate) fn retry_tokens(&self) -> Option<u32> {
+        self.retry_tokens
     }
 }
 

@@ -98,12 +98,12 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
     if let Some(error) = source
         .and_then(|e| e.downcast_ref::<SdkError<AssumeRoleWithWebIdentityError, HttpResponse>>())
     {
-        return explain_sdk("sts:AssumeRoleWithWebIdentity", error).after_reload();
+        return explain_sdk("sts:AssumeRoleWithWebIdentity", error).after_reload().lasting();
     }
     if let Some(error) =
         source.and_then(|e| e.downcast_ref::<SdkError<AssumeRoleError, HttpResponse>>())
     {
-        return explain_sdk("sts:AssumeRole", error).after_reload();
+        return explain_sdk("sts:AssumeRole", error).after_reload().lasting();
     }
     let cause = chain(error);
     match error {

@@ -178,7 +178,7 @@ impl Error {
         self.is_final
     }
 
-    /// Whether waiting mends it, whatever its kind.
+    /// Whether waiting does not mend it, whatever its kind.
     pub fn is_lasting(&self) -> bool {
         self.is_lasting
     }

@@ -129,6 +129,11 @@ impl Health {
         self.lock().proven.is_some()
     }
 
+    /// Whether the last probe failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.lock().failing.is_some()
+    }
+
     /// Whether a proof would change anything worth the trouble: it fails, or the last proof is
     /// not of this very second.
     pub(crate) fn wants_proof(&self) -> bool {

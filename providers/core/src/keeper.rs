@@ -49,8 +49,14 @@ pub(crate) struct Keeper {
     /// Settings or files that have not been taken over yet.
     pending: Option<Pending>,
     backoff: Duration,
+    /// When what is pending is tried again, and how long to wait after that.
+    standby: (Instant, Duration),
+    /// Between two probes that failed requests bring forward.
+    suspicion_pause: Duration,
     /// Whether somebody has asked a read key to encrypt.
     asked_to_encrypt: bool,
+    /// Why it could not when it was last asked to, and when.
+    encrypt_refused: Option<(Instant, Arc<Error>)>,
     /// When the key last encrypted, and when the KMS last told what it knows of it.
     encrypted: Option<Instant>,
     described: Option<Instant>,
@@ -101,7 +107,10 @@ impl Keeper {
             loaded: None,
             pending: None,
             backoff: FIRST_BACKOFF,
+            standby: (Instant::now(), FIRST_BACKOFF),
+            suspicion_pause: SUSPICION_PAUSE,
             asked_to_encrypt: false,
+            encrypt_refused: None,
             encrypted: None,
             described: None,
         };
@@ -116,14 +125,25 @@ impl Keeper {
         loop {
             match self.wake(due, last_probe).await {
                 Wake::End => return,
-                wake @ (Wake::Due | Wake::Suspicion) => {
+                Wake::Due => {
                     last_probe = Some(Instant::now());
-                    due = Instant::now() + self.work(matches!(wake, Wake::Suspicion)).await;
+                    self.suspicion_pause = SUSPICION_PAUSE;
+                    due = Instant::now() + self.work(false).await;
+                }
+                Wake::Suspicion => {
+                    last_probe = Some(Instant::now());
+                    due = Instant::now() + self.work(true).await;
+                    // Forged data makes requests fail and nothing else: it must not be paid for.
+                    self.suspicion_pause = match self.key.health.is_failing() {
+                        true => SUSPICION_PAUSE,
+                        false => (self.suspicion_pause * 2).min(self.options.interval),
+                    };
                 }
                 Wake::Files(files) => match self.complete(files) {
                     Ok(files) => {
                         let files = Some(files);
                         self.pending = Some(Pending { spec: self.take_pending_spec(), files });
+                        self.standby = (Instant::now(), FIRST_BACKOFF);
                         due = Instant::now() + self.work(false).await;
                     }
                     Err(error) => self.unreadable(&error),
@@ -135,8 +155,12 @@ impl Keeper {
                     // Nobody may be waiting any more; that is fine.
                     let _ = done.send(());
                 }
+                // Whoever has gone away meanwhile needs no answer.
+                Wake::Request(Request::Encrypts(done)) if done.is_closed() => {}
                 Wake::Request(Request::Encrypts(done)) => {
-                    let _ = done.send(self.encrypts_on_request().await);
+                    let result = self.encrypts_on_request().await;
+                    due = due.min(Instant::now() + jitter(self.times().interval));
+                    let _ = done.send(result);
                 }
                 Wake::Order(mut order) => {
                     while let Ok(newer) = self.orders.try_recv() {
@@ -150,7 +174,7 @@ impl Keeper {
     }
 
     async fn wake(&mut self, due: Instant, last_probe: Option<Instant>) -> Wake {
-        let calm = last_probe.map_or_else(Instant::now, |at| at + SUSPICION_PAUSE);
+        let calm = last_probe.map_or_else(Instant::now, |at| at + self.suspicion_pause);
         let key = self.key.clone();
         let suspicion = async {
             // Calm first: a suspicion that was taken must not be lost to another branch.
@@ -169,28 +193,31 @@ impl Keeper {
 
     /// Does what is due, or is `suspected` to be, and says when to come back.
     async fn work(&mut self, suspected: bool) -> Duration {
-        let done = match self.key.active() {
-            None => match self.first().await {
-                Some(active) => self.probe(&active, suspected).await.is_ok(),
-                None => false,
-            },
-            Some(active) if self.pending.is_none() => self.probe(&active, suspected).await.is_ok(),
-            Some(active) => {
-                let taken = self.take_over().await.is_ok();
-                // While the standby client is refused, the one in use is probed all the same.
-                if !taken {
-                    let _ = self.probe(&active, suspected).await;
-                }
-                taken
-            }
+        let active = match self.key.active() {
+            Some(active) => Some(active),
+            None => self.first().await,
         };
-        if done {
+        let waits = self.pending.is_none() || Instant::now() < self.standby.0;
+        let done = match active {
+            None => false,
+            Some(_) if !waits && self.take_over().await.is_ok() => true,
+            // While a standby client is refused, the one in use is probed all the same.
+            Some(active) => self.probe(&active, suspected).await.is_ok(),
+        };
+        let pause = if done {
             self.backoff = FIRST_BACKOFF;
-            return jitter(self.times().interval);
+            // The last proof may be somebody's Decrypt, and older than this moment.
+            let age = self.key.health.proof_age().unwrap_or_default();
+            jitter(self.times().interval).saturating_sub(age)
+        } else {
+            let pause = self.backoff;
+            self.backoff = (self.backoff * 2).min(self.options.interval).min(LAST_BACKOFF);
+            jitter(pause)
+        };
+        match self.pending {
+            Some(_) => pause.min(self.standby.0.saturating_duration_since(Instant::now())),
+            None => pause,
         }
-        let pause = self.backoff;
-        self.backoff = (self.backoff * 2).min(self.options.interval).min(LAST_BACKOFF);
-        jitter(pause)
     }
 
     /// Connects the first client. It serves Decrypts from then on, and all else once it has been
@@ -229,8 +256,14 @@ impl Keeper {
                 Ok(())
             }
             Err(error) => {
-                tracing::warn!(key = %self.key.id, kind = %error.kind(), error = %error.report(),
-                    "new files or settings refused, the last good ones stay in use");
+                let pause = self.standby.1;
+                self.standby =
+                    (Instant::now() + jitter(pause), (pause * 2).min(self.options.interval));
+                let (key, kind, text) = (self.key.id, error.kind(), error.report());
+                if self.key.refused().is_none_or(|before| before.text != text) {
+                    tracing::warn!(%key, %kind, error = text,
+                        "new files or settings refused, the last good ones stay in use");
+                }
                 self.key.metrics.reload(Outcome::Failure);
                 self.key.refusal(Some(&error));
                 Err(())
@@ -257,8 +290,10 @@ impl Keeper {
         let previous = active.as_ref().map(|active| &*active.backend);
         let backend = spec.connector.connect(files, previous).await?;
         self.same_kek(&backend, spec.canary.as_ref()).await?;
-        let must = active.as_ref().is_some_and(|active| active.encrypts);
-        if must || spec.role != Some(KeyRole::Read) || self.asked_to_encrypt {
+        // A key that was made a read key may have lost its right to encrypt, and needs none.
+        let reads = spec.role == Some(KeyRole::Read);
+        let must = !reads && active.as_ref().is_some_and(|active| active.encrypts);
+        if !reads || self.asked_to_encrypt {
             match self.round_trip(&backend, true).await {
                 Ok((key_id, sample)) => {
                     return Ok(Proven { backend, key_id: Some(key_id), sample: Some(sample) });
@@ -268,7 +303,15 @@ impl Keeper {
                 Err(_) => {}
             }
         }
-        let key_id = self.describe(&backend).await.ok();
+        let known = active.as_ref().and_then(|active| active.key_id.clone());
+        let tested = spec.canary.is_some() || self.sample().is_some();
+        let key_id = match self.describe(&backend).await {
+            Ok(named) if known.is_some() && self.key.is_past(&named) => known,
+            Ok(named) => Some(named),
+            // Without anything that it could read, nothing else shows that it works.
+            Err(error) if !tested => return Err(error),
+            Err(_) => known,
+        };
         Ok(Proven { backend, key_id, sample: None })
     }
 
@@ -291,6 +334,8 @@ impl Keeper {
         if encrypts || self.spec.role == Some(KeyRole::Read) {
             self.key.set_decrypt_proves(true);
             self.key.proven();
+        } else {
+            self.key.set_decrypt_proves(false);
         }
         self.key.refusal(None);
         self.loaded = Some(files);

@@ -23,7 +23,7 @@ use crate::config::{KeyNumber, ProbeOptions};
 use crate::flights::Flights;
 use crate::health::{Health, Trouble};
 use crate::metrics::{KeyMetrics, Operation};
-use crate::retry::{ATTEMPTS, RetryBudget};
+use crate::retry::{ATTEMPTS, RetryBudget, Run};
 use crate::telemetry::RateLimit;
 use crate::{Call, Endpoint, Error, KeyId, Kind, Pulse, Sealed, Secret, limits};
 
@@ -73,8 +73,6 @@ pub(crate) struct Active {
     pub(crate) key_id: Option<KeyId>,
     /// Whether it has encrypted under that key_id and decrypted again.
     pub(crate) encrypts: bool,
-    /// Whether it has decrypted anything.
-    pub(crate) decrypts: AtomicBool,
 }
 
 /// The answer to a Decrypt, who gave it, and in how many attempts.
@@ -83,6 +81,8 @@ struct Decrypted {
     answer: Result<Arc<Secret>, Arc<Error>>,
     by: Arc<Active>,
     attempts: u32,
+    /// Whether it had no time for another attempt.
+    out_of_time: bool,
 }
 
 impl Key {
@@ -121,8 +121,8 @@ impl Key {
 
     /// Whether the key has ever done anything that data may depend on.
     pub(crate) fn has_worked(&self) -> bool {
-        let decrypts = |active: Arc<Active>| active.decrypts.load(Ordering::Relaxed);
-        self.health.was_proven() || self.active().is_some_and(decrypts)
+        let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
+        self.health.was_proven() || sample.is_some()
     }
 
     /// What Status answers: the announced key_id, or why there is none.
@@ -149,7 +149,7 @@ impl Key {
             sealed.key_id = key_id;
             Ok(sealed)
         };
-        let work = async { self.retries.run(call.deadline, ATTEMPTS, attempt).await.0 };
+        let work = async { self.retries.run(call.deadline, ATTEMPTS, attempt).await.result };
         let sealed = within(call.deadline, work).await;
         let sealed = sealed.inspect_err(|error| self.suspect(error, true))?;
         if sealed.key_id != announced {
@@ -195,13 +195,14 @@ impl Key {
                 let call = Call { uid: &uid, deadline };
                 let attempt = || key.unwrap(&active.backend, &sealed, &call);
                 let work = key.retries.run(deadline, attempts, attempt);
-                let (answer, attempts) =
-                    timeout_at(deadline, work).await.unwrap_or_else(|_| (Err(timed_out()), 1));
-                if let Ok(plaintext) = &answer {
+                let late = |_| Run { result: Err(timed_out()), attempts: 1, out_of_time: true };
+                let Run { result, attempts, out_of_time } =
+                    timeout_at(deadline, work).await.unwrap_or_else(late);
+                if let Ok(plaintext) = &result {
                     key.decrypted(&active, &sealed, plaintext);
                 }
-                let answer = answer.map(Arc::new).map_err(Arc::new);
-                Decrypted { answer, by: active.clone(), attempts }
+                let answer = result.map(Arc::new).map_err(Arc::new);
+                Decrypted { answer, by: active.clone(), attempts, out_of_time }
             });
             let landed =
                 timeout_at(call.deadline, flight).await.map_err(|_| Arc::new(timed_out()))?;
@@ -210,10 +211,9 @@ impl Key {
             }
             match &landed.answer.answer {
                 // The one we joined had less time than we have.
-                Err(error)
+                Err(_)
                     if landed.shared
-                        && error.kind().is_transient()
-                        && landed.answer.attempts < ATTEMPTS
+                        && landed.answer.out_of_time
                         && Instant::now() < call.deadline => {}
                 outcome => {
                     if let Err(error) = outcome {
@@ -234,14 +234,14 @@ impl Key {
     ) {
         if let Some(key_id) = &key_id {
             self.metrics.announced(key_id);
-            if encrypts {
-                let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
-                past.insert(key_id.clone());
-            }
+            let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+            let old = self.active.load_full().and_then(|old| old.key_id.clone());
+            past.extend(old.filter(|old| old != key_id));
+            // What only reads has not proven that it encrypts with this one.
+            past.extend(encrypts.then(|| key_id.clone()));
         }
         self.metrics.expiry(backend.expiry());
-        let decrypts = AtomicBool::new(false);
-        self.active.store(Some(Arc::new(Active { backend, key_id, encrypts, decrypts })));
+        self.active.store(Some(Arc::new(Active { backend, key_id, encrypts })));
         self.changed.notify_waiters();
     }
 
@@ -345,19 +345,17 @@ impl Key {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The connected client; one that is still to come is waited for.
-    async fn connected(&self, deadline: Instant) -> Result<Arc<Active>, Error> {
-        self.wait(deadline, |_| true).await
-    }
-
     /// The client that has proven to encrypt, and the version that is announced for it.
     async fn encrypting(&self, deadline: Instant) -> Result<(Arc<Active>, KeyId), Error> {
         let mut active = self.connected(deadline).await?;
         if !active.encrypts {
-            match self.prove_encrypt(deadline).await {
-                Err(error) if !error.kind().is_transient() => return Err(error),
-                _ => active = self.wait(deadline, |active| active.encrypts).await?,
-            }
+            let asking = self.retries.run(deadline, ATTEMPTS, || self.prove_encrypt(deadline));
+            let proven = asking.await.result;
+            // Its own probe may have been quicker.
+            active = match self.active().filter(|active| active.encrypts) {
+                Some(active) => active,
+                None => return Err(proven.err().unwrap_or_else(timed_out)),
+            };
         }
         match active.key_id.clone() {
             Some(key_id) => Ok((active, key_id)),
@@ -365,22 +363,19 @@ impl Key {
         }
     }
 
-    /// Waits for a client that is as `wanted`, but not for what does not pass by itself.
-    async fn wait(
-        &self,
-        deadline: Instant,
-        wanted: impl Fn(&Active) -> bool,
-    ) -> Result<Arc<Active>, Error> {
+    /// The connected client. One that is still to come is waited for, but not what does not pass
+    /// by itself.
+    async fn connected(&self, deadline: Instant) -> Result<Arc<Active>, Error> {
         loop {
             let changed = self.changed.notified();
             let mut changed = std::pin::pin!(changed);
             changed.as_mut().enable();
-            if let Some(active) = self.active.load_full().filter(|active| wanted(active)) {
+            if let Some(active) = self.active.load_full() {
                 return Ok(active);
             }
             let (kind, text) = match self.health.verdict() {
                 Err(trouble) => (trouble.kind, trouble.text),
-                Ok(()) => (Kind::Unavailable, "it does not encrypt yet".into()),
+                Ok(()) => (Kind::Unavailable, "it is being connected anew".into()),
             };
             let late = kind.is_transient() && timeout_at(deadline, changed).await.is_ok();
             if !late {
@@ -407,13 +402,24 @@ impl Key {
         }
     }
 
-    /// Somebody's Decrypt has shown that the client works.
+    /// Somebody's Decrypt has shown that the client works. What it decrypted is the newest sample
+    /// of a key that does not encrypt: what was encrypted under older versions may be retired.
     fn decrypted(&self, active: &Active, sealed: &Sealed, plaintext: &Secret) {
-        if !active.decrypts.swap(true, Ordering::Relaxed) {
-            let mut sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
-            sample.get_or_insert_with(|| Canary::new(sealed.clone(), plaintext));
+        let wanted = self.health.wants_proof();
+        if !wanted && active.encrypts {
+            return;
         }
-        if self.decrypt_proves.load(Ordering::Relaxed) && self.health.wants_proof() {
+        let mut sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.active.load();
+        // A client that was taken away meanwhile may have had another KEK.
+        if now.as_ref().is_none_or(|now| !Arc::ptr_eq(&now.backend, &active.backend)) {
+            return;
+        }
+        if sample.is_none() || (!active.encrypts && wanted) {
+            *sample = Some(Canary::new(sealed.clone(), plaintext));
+        }
+        drop(sample);
+        if wanted && self.decrypt_proves.load(Ordering::Relaxed) {
             self.proven();
         }
     }

@@ -29,6 +29,15 @@ const LEAST: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct RetryBudget(Mutex<(f64, Option<Instant>)>);
 
+/// What came of a request.
+pub(crate) struct Run<T> {
+    pub(crate) result: Result<T, Error>,
+    /// How many attempts were made.
+    pub(crate) attempts: u32,
+    /// Whether there was no time for another one.
+    pub(crate) out_of_time: bool,
+}
+
 impl Default for RetryBudget {
     fn default() -> Self {
         Self(Mutex::new((BUDGET, None)))
@@ -47,27 +56,30 @@ impl RetryBudget {
         taken
     }
 
-    /// Makes up to `attempts` attempts until one succeeds or fails for good. Returns how many
-    /// were made, too.
+    /// Makes up to `attempts` attempts until one succeeds or fails for good.
     pub(crate) async fn run<T, F: Future<Output = Result<T, Error>>>(
         &self,
         deadline: Instant,
         attempts: u32,
         mut attempt: impl FnMut() -> F,
-    ) -> (Result<T, Error>, u32) {
+    ) -> Run<T> {
         let began = Instant::now();
         let time = deadline.saturating_duration_since(began);
         let mut made = 0;
         loop {
             let result = attempt().await;
             made += 1;
-            let Err(error) = &result else { return (result, made) };
+            let ended = |result, out_of_time| Run { result, attempts: made, out_of_time };
+            let Err(error) = &result else { return ended(result, false) };
             let again = made < attempts && error.kind().is_transient() && !error.is_final();
             let start = STARTS.get(made as usize - 1).filter(|_| again);
-            let Some((part, latest)) = start else { return (result, made) };
+            let Some((part, latest)) = start else { return ended(result, false) };
             let wake = began + jitter(time.mul_f32(*part).min(*latest));
-            if wake.max(Instant::now()) + LEAST > deadline || !self.take() {
-                return (result, made);
+            if wake.max(Instant::now()) + LEAST > deadline {
+                return ended(result, true);
+            }
+            if !self.take() {
+                return ended(result, false);
             }
             tracing::debug!(error = %error.report(), attempt = made, "trying again");
             tokio::time::sleep_until(wake).await;
@@ -102,8 +114,8 @@ mod tests {
         let deadline = now + Duration::from_millis(2700);
         let callers = (0..64)
             .map(|_| budget.run(deadline, ATTEMPTS, || ask(heals, &calls, Kind::Unavailable)));
-        for (result, _) in join_all(callers).await {
-            assert!(result.is_ok());
+        for run in join_all(callers).await {
+            assert!(run.result.is_ok());
         }
         assert_eq!(calls.load(Ordering::SeqCst), 64 * 3);
     }
@@ -114,9 +126,9 @@ mod tests {
         let deadline = Instant::now() + 3 * SECOND;
         let never = Instant::now() + 100 * SECOND;
         let asking = || ask(never, &calls, Kind::Throttled);
-        let (result, made) = budget.run(deadline, ATTEMPTS, asking).await;
-        assert_eq!(result.map_err(|error| error.kind()), Err(Kind::Throttled));
-        assert_eq!((made, calls.load(Ordering::SeqCst)), (3, 3));
+        let run = budget.run(deadline, ATTEMPTS, asking).await;
+        assert_eq!(run.result.map_err(|error| error.kind()), Err(Kind::Throttled));
+        assert_eq!((run.attempts, calls.load(Ordering::SeqCst)), (3, 3));
         assert!(Instant::now() < deadline);
     }
 
@@ -127,7 +139,7 @@ mod tests {
         for kind in [Kind::Denied, Kind::KeyState, Kind::Corrupt, Kind::Invalid, Kind::Bug] {
             calls.store(0, Ordering::SeqCst);
             let asking = || ask(never, &calls, kind);
-            budget.run(Instant::now() + SECOND, ATTEMPTS, asking).await.0.unwrap_err();
+            budget.run(Instant::now() + SECOND, ATTEMPTS, asking).await.result.unwrap_err();
             assert_eq!(calls.load(Ordering::SeqCst), 1, "{kind}");
         }
     }

@@ -68,15 +68,16 @@ struct ErrorStatus {
 
 impl KeyStatus {
     pub(crate) fn of(key: &Key) -> Self {
-        let Snapshot { verdict, since, coasting, last_success, last_error } = key.health.snapshot();
+        let Snapshot { since, coasting, last_success, last_error, .. } = key.health.snapshot();
+        let status = key.status();
         let active = key.active();
         let active = active.as_ref();
         let key_id = active.and_then(|active| active.key_id.as_ref());
         Self {
             id: key.id.to_string(),
             endpoint: key.endpoint.to_string(),
-            healthy: verdict.is_ok() && active.is_some(),
-            reason: verdict.err().map(|trouble| trouble.text),
+            healthy: status.is_ok(),
+            reason: status.err().map(|error| error.report()),
             since: time(since),
             coasting_since: coasting.map(time),
             encrypts: active.is_some_and(|active| active.encrypts),

@@ -40,6 +40,8 @@ pub(crate) struct State {
     pub(crate) encrypt_fails: Option<Kind>,
     /// So many calls fail as unavailable, and then no more.
     pub(crate) fails_times: u32,
+    /// Nothing is done with this version.
+    pub(crate) disabled: Option<u32>,
     pub(crate) delay: Duration,
     /// Answers nobody until it is released.
     held: bool,
@@ -208,6 +210,10 @@ impl Provider for Scripted {
     async fn decrypt(&self, sealed: &Sealed, _: &Call<'_>) -> Result<Secret, Error> {
         self.kms.set(|state| state.decrypts += 1);
         self.kms.call(self.token.as_deref()).await?;
+        let disabled = self.kms.ask(|state| state.disabled).map(|version| format!("/{version}"));
+        if disabled.is_some_and(|version| sealed.key_id.as_str().ends_with(&version)) {
+            return Err(Error::new(Kind::KeyState, "this version is disabled"));
+        }
         let (kek, lies) = self.kms.ask(|state| (state.kek, state.lies));
         if sealed.ciphertext.first() != Some(&kek) {
             return Err(Error::new(Kind::KeyState, "another KEK wrapped this"));

@@ -301,9 +301,11 @@ impl Session {
         match answer.status.as_u16() {
             200 => {}
             403 => {
-                return Err(answer::error(Kind::Denied, &answer, of).with_hint(
-                    "the token has expired or was revoked: write a new one into its file",
-                ));
+                return Err(answer::error(Kind::Denied, &answer, of)
+                    .with_hint(
+                        "the token has expired or was revoked: write a new one into its file",
+                    )
+                    .lasting());
             }
             _ => return Err(answer::refused(&answer, of)),
         }

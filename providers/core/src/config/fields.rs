@@ -67,7 +67,7 @@ impl ProbeOptions {
     /// Makes the coast long enough for a probe that is late, one that fails, and one after it:
     /// a shorter one would turn Status bad without any failure. Returns what to tell the operator.
     pub fn raise_coast(&mut self) -> Option<String> {
-        let least = self.interval.mul_f32(1.1) + self.timeout + LAST_BACKOFF;
+        let least = self.interval * 11 / 10 + self.timeout + LAST_BACKOFF;
         if self.coast >= least {
             return None;
         }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Keeper, Pending, Reconfigure};
+use tokio::time::Instant;
+
+use super::{FIRST_BACKOFF, Keeper, Pending, Reconfigure};
 use crate::Error;
 use crate::backend::Connector;
 use crate::config::KeySpec;
@@ -18,6 +20,7 @@ impl Keeper {
             return Ok(());
         }
         self.pending = Some(Pending { spec: self.take_pending_spec(), files: Some(files) });
+        self.standby = (Instant::now(), FIRST_BACKOFF);
         self.take_over().await
     }
 
@@ -30,6 +33,7 @@ impl Keeper {
             (self.spec, self.pending) = (order.spec, None);
             (self.encrypted, self.described) = (None, None);
             self.set_sample(None);
+            self.key.set_decrypt_proves(false);
             self.asked_to_encrypt = false;
             self.key.health.configure(self.times());
             return;
@@ -40,6 +44,7 @@ impl Keeper {
         let read = self.subscription.read();
         let files = self.complete_for(&order.spec.connector.clone(), read).ok();
         self.pending = Some(Pending { spec: Some(order.spec), files });
+        self.standby = (Instant::now(), FIRST_BACKOFF);
     }
 
     /// Reads the files, and those that they name.

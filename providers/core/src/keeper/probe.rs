@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Keeper;
+use super::{FIRST_BACKOFF, Keeper};
 use crate::backend::Backend;
 use crate::canary::Canary;
 use crate::config::ENCRYPT_EVERY;
@@ -26,7 +26,10 @@ impl Keeper {
                 || self.is_due(self.encrypted, ENCRYPT_EVERY));
         // Somebody's Decrypt may have shown just now that the key works.
         let fresh = |age: Duration| age < self.times().interval / 2;
-        if !encrypt && !suspected && self.key.health.proof_age().is_some_and(fresh) {
+        let describe = !active.encrypts
+            && (active.key_id.is_none() || self.is_due(self.described, DESCRIBE_EVERY));
+        let needed = encrypt || suspected || describe || self.key.health.is_failing();
+        if !needed && self.key.health.proof_age().is_some_and(fresh) {
             return Ok(());
         }
         let deadline = Instant::now() + self.options.timeout;
@@ -34,8 +37,12 @@ impl Keeper {
             true => within(deadline, self.probe_encrypt(active)).await,
             false => within(deadline, self.probe_decrypt(active)).await,
         };
-        // While it cannot encrypt and should, a Decrypt is no proof.
-        self.key.set_decrypt_proves(result.is_ok() || !encrypt);
+        // While it cannot encrypt and should, or its newest version is out of use, a Decrypt of
+        // something older is no proof.
+        self.key.set_decrypt_proves(match &result {
+            Ok(()) => true,
+            Err(error) => !encrypt && error.kind() != Kind::KeyState,
+        });
         match result {
             Ok(()) => {
                 self.key.metrics.expiry(active.backend.expiry());
@@ -101,9 +108,13 @@ impl Keeper {
         }
         if !active.encrypts && (known.is_none() || self.is_due(self.described, DESCRIBE_EVERY)) {
             let named = self.describe(backend).await;
+            if !matches!(&named, Err(error) if error.kind().is_transient()) {
+                self.described = Some(Instant::now());
+            }
             // Who can decrypt need not be allowed to ask.
             let named = if known.is_some() { named.ok() } else { Some(named?) };
-            self.described = Some(Instant::now());
+            // A replica that lags behind names an older version again.
+            let named = named.filter(|named| !self.key.is_past(named));
             if active.key_id.is_none() {
                 let key_id_hash = named.as_ref().map(KeyId::hash);
                 tracing::info!(key = %self.key.id, key_id_hash, canary = known.is_some(),
@@ -124,8 +135,18 @@ impl Keeper {
         if active.encrypts {
             return Ok(());
         }
+        // Callers choose how often they come.
+        if let Some((at, error)) = &self.encrypt_refused
+            && at.elapsed() < FIRST_BACKOFF
+        {
+            return Err(Error::new(error.kind(), error.report()));
+        }
         let deadline = Instant::now() + self.options.timeout;
-        within(deadline, self.probe_encrypt(&active)).await?;
+        if let Err(error) = within(deadline, self.probe_encrypt(&active)).await {
+            let told = Error::new(error.kind(), error.report());
+            self.encrypt_refused = Some((Instant::now(), Arc::new(error)));
+            return Err(told);
+        }
         self.asked_to_encrypt = true;
         self.key.health.configure(self.times());
         self.key.set_decrypt_proves(true);

@@ -116,7 +116,7 @@ async fn a_month_of_probes_costs_what_is_promised() {
     let calls = |kms: &Kms| kms.ask(|state| state.encrypts + state.decrypts + state.describes);
     let a_month = |kms: &Kms| calls(kms) * 30;
     assert!((80_000..100_000).contains(&a_month(&writes)), "{}", a_month(&writes));
-    assert!((8_000..10_500).contains(&a_month(&reads)), "{}", a_month(&reads));
+    assert!((8_000..=10_000).contains(&a_month(&reads)), "{}", a_month(&reads));
     let encrypts = writes.ask(|state| state.encrypts);
     assert!((260..330).contains(&encrypts), "{encrypts} a day");
 }
@@ -136,24 +136,177 @@ async fn a_lost_kms_turns_status_bad_a_coast_after_the_last_proof() {
         let lost = Instant::now();
         process.until(1, Result::is_err).await;
         let after = lost.elapsed();
-        assert!(after <= Duration::from_secs(61), "{after:?}, silent: {silent}");
+        let about = Duration::from_secs(25)..Duration::from_secs(62);
+        assert!(about.contains(&after), "{after:?}, silent: {silent}");
         kms.set(|state| state.fails = None);
         kms.release();
         process.until_healthy(1).await;
     }
 }
 
-#[tokio::test]
-async fn a_decrypt_of_anybodys_heals_and_stands_for_the_probe() {
+#[tokio::test(start_paused = true)]
+async fn anybodys_decrypt_stands_for_the_probe_and_heals_a_passing_failure() {
     let kms = Kms::new("traffic");
-    let process = Process::calm("traffic").await;
+    let mut process = Process::new();
+    process.configure(json!([process.key(1, "traffic")]), json!({})).await.unwrap();
     let sealed = process.encrypt(1).await.unwrap();
-    kms.set(|state| state.fails = Some(Kind::Denied));
-    assert_eq!(code(process.decrypt(1, &sealed).await), Code::PermissionDenied);
-    wait(|| process.supervisor.shared.status()["keys"][0]["last_error"].is_object()).await;
+    let probed = kms.ask(|state| state.decrypts);
+    for _ in 0..24 {
+        process.decrypt(1, &sealed).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    let decrypts = kms.ask(|state| state.decrypts) - probed;
+    assert!(decrypts <= 24 + 2, "{decrypts} for 24 requests in four minutes");
+    let coasting =
+        |process: &Process| process.supervisor.shared.status()["keys"][0]["coasting_since"].clone();
+    kms.set(|state| state.fails = Some(Kind::Unavailable));
+    assert_eq!(code(process.decrypt(1, &sealed).await), Code::Unavailable);
+    wait(|| coasting(&process).is_string()).await;
     kms.set(|state| state.fails = None);
-    assert_eq!(process.decrypt(1, &sealed).await.unwrap(), [9; 32]);
+    process.decrypt(1, &sealed).await.unwrap();
+    assert!(coasting(&process).is_null());
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_failure_the_key_is_asked_every_five_seconds() {
+    let kms = Kms::new("soon");
+    let mut process = Process::new();
+    process.configure(json!([process.key(1, "soon")]), json!({})).await.unwrap();
+    let sealed = process.encrypt(1).await.unwrap();
+    kms.set(|state| state.fails = Some(Kind::KeyState));
+    assert_eq!(code(process.decrypt(1, &sealed).await), Code::FailedPrecondition);
+    process.until(1, Result::is_err).await;
+    kms.set(|state| state.fails = None);
+    let healed = Instant::now();
+    process.until_healthy(1).await;
+    assert!(healed.elapsed() <= Duration::from_secs(6), "{:?}", healed.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_key_is_well_for_hours_with_and_without_requests() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    Kms::new("hours");
+    let mut process = Process::new();
+    process.configure(json!([process.key(1, "hours")]), json!({})).await.unwrap();
+    let old = process.encrypt(1).await.unwrap();
+    let mut reads = process.key(2, "hours");
+    (reads["canary"], reads["role"]) = (canary(&old), "read".into());
+    process.configure(json!([process.key(1, "hours"), reads]), json!({})).await.unwrap();
+    process.until(2, |status| key_id(status) == Some("1/1")).await;
+    let end = Instant::now() + 2 * HOUR;
+    let mut asks = [50, 140, 200, 290, 10].iter().cycle();
+    while Instant::now() < end {
+        tokio::time::sleep(Duration::from_secs(*asks.next().unwrap())).await;
+        for id in [1, 2] {
+            process.status(id).await.unwrap();
+        }
+        process.decrypt(2, &old).await.unwrap();
+    }
+    while Instant::now() < end + HOUR {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        process.status(2).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_key_that_is_asked_to_encrypt_stays_well() {
+    Kms::new("asked");
+    let mut process = Process::new();
+    let mut reads = process.key(1, "asked");
+    reads["role"] = "read".into();
+    process.configure(json!([reads]), json!({})).await.unwrap();
+    process.until_healthy(1).await;
+    process.encrypt(1).await.unwrap();
+    let end = Instant::now() + Duration::from_secs(600);
+    while Instant::now() < end {
+        process.status(1).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(7)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_was_made_a_read_key_needs_no_right_to_encrypt_any_more() {
+    let kms = Kms::new("demoted");
+    let mut process = Process::new();
+    let token = process.path("token");
+    std::fs::write(&token, "good-1").unwrap();
+    let mut key = process.key(1, "demoted");
+    key["credentials"] = json!({"token": token});
+    process.apply(json!([key])).await.unwrap();
+    process.until_healthy(1).await;
+    let old = process.encrypt(1).await.unwrap();
+    kms.set(|state| state.encrypt_fails = Some(Kind::Denied));
+    key["role"] = "read".into();
+    process.apply(json!([key])).await.unwrap();
+    let shown = |process: &Process, field: &str| {
+        process.supervisor.shared.status()["keys"][0][field].clone()
+    };
+    wait(|| shown(&process, "encrypts") == false).await;
+    let before = kms.ask(|state| state.connects);
+    replace(&token, "good-2");
+    wait(|| kms.ask(|state| state.connects) > before && shown(&process, "refused").is_null()).await;
+    assert_eq!(process.decrypt(1, &old).await.unwrap(), [9; 32]);
+    assert_eq!(process.status(1).await.unwrap(), "1/1");
+}
+
+#[tokio::test]
+async fn a_read_key_with_nothing_to_read_yet_keeps_its_last_good_client() {
+    let kms = Kms::new("untested");
+    let old = Process::calm("untested").await.encrypt(1).await.unwrap();
+    let mut process = Process::new();
+    let token = process.path("token");
+    std::fs::write(&token, "good-1").unwrap();
+    let mut key = process.key(1, "untested");
+    (key["credentials"], key["role"]) = (json!({"token": token}), "read".into());
+    process.apply(json!([key])).await.unwrap();
+    process.until_healthy(1).await;
+    let refused =
+        |process: &Process| process.supervisor.shared.status()["keys"][0]["refused"].clone();
+    replace(&token, "stolen");
+    wait(|| refused(&process).is_object()).await;
     assert!(process.status(1).await.is_ok());
+    assert_eq!(process.decrypt(1, &old).await.unwrap(), [9; 32]);
+    assert!(kms.ask(|state| state.connects) > 1);
+}
+
+#[tokio::test]
+async fn a_decrypt_only_key_that_has_served_is_not_exchanged_for_another_kek() {
+    let kms = Kms::new("served-a");
+    Kms::new("served-b");
+    let old = Process::calm("served-a").await.encrypt(1).await.unwrap();
+    kms.set(|state| state.encrypt_fails = Some(Kind::Denied));
+    let mut process = Process::new();
+    let token = process.path("token");
+    std::fs::write(&token, "good-1").unwrap();
+    let mut key = process.key(1, "served-a");
+    key["credentials"] = json!({"token": token});
+    process.apply(json!([key])).await.unwrap();
+    assert_eq!(process.decrypt(1, &old).await.unwrap(), [9; 32]);
+    let before = kms.ask(|state| state.connects);
+    replace(&token, "good-2");
+    wait(|| kms.ask(|state| state.connects) > before).await;
+    let error = process.apply(json!([process.key(1, "served-b")])).await.unwrap_err();
+    assert!(error.report().contains("new id"), "{}", error.report());
+    assert_eq!(process.decrypt(1, &old).await.unwrap(), [9; 32]);
+}
+
+#[tokio::test]
+async fn a_disabled_version_is_not_hidden_by_decrypts_of_older_ones() {
+    let kms = Kms::new("newest");
+    let mut process = Process::new();
+    process.apply(json!([process.key(1, "newest")])).await.unwrap();
+    process.until_healthy(1).await;
+    let old = process.encrypt(1).await.unwrap();
+    kms.set(|state| state.version = 2);
+    process.until(1, |status| key_id(status) == Some("1/2")).await;
+    kms.set(|state| state.disabled = Some(2));
+    process.until(1, Result::is_err).await;
+    for _ in 0..20 {
+        assert_eq!(process.decrypt(1, &old).await.unwrap(), [9; 32]);
+        assert_eq!(code(process.status(1).await), Code::FailedPrecondition);
+    }
+    kms.set(|state| state.disabled = None);
+    process.until_healthy(1).await;
 }
 
 #[tokio::test]

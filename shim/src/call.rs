@@ -11,6 +11,7 @@ use sidekey_core::{Error, KeyId, Kind, PROOF_AGE, Sealed, check_sealed};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
+use crate::config::Address;
 use crate::link::Link;
 use crate::metrics::ForwardError;
 
@@ -56,6 +57,21 @@ impl Failure {
         match self {
             Self::Answered(error) => Self::Answered(change(error)),
             Self::Unanswered(error) => Self::Unanswered(change(error)),
+        }
+    }
+}
+
+impl Failure {
+    /// A data call has not coasted as Status has: what may pass counts as not answered.
+    pub(crate) fn of_data_call(self) -> Self {
+        match self {
+            Self::Answered(error)
+                if !error.is_lasting()
+                    && (error.kind().is_transient() || error.kind() == Kind::Denied) =>
+            {
+                Self::Unanswered(error)
+            }
+            other => other,
         }
     }
 }
@@ -161,7 +177,10 @@ fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> F
     // A plugin that is told how long it has says so a little before its time is up.
     let spent = began.elapsed() * 5 >= deadline.saturating_duration_since(began) * 4;
     let late = status.code() == Code::DeadlineExceeded && spent;
-    if broke || late || status.metadata().contains_key(UNREACHED) {
+    // Only a proxy may say so: a plugin that was reached has answered.
+    let proxied = matches!(link.address(), Address::Https { .. });
+    let unreached = proxied && status.metadata().contains_key(UNREACHED);
+    if broke || late || unreached {
         return Failure::Unanswered(error);
     }
     link.metrics.plugin_error(status.code());

@@ -180,6 +180,11 @@ impl Engine {
         identity(files, &mut self.identities, &self.watcher)
     }
 
+    /// The configuration in use.
+    pub(crate) fn config(&self) -> &ShimConfig {
+        &self.config
+    }
+
     /// How long to serve on for clients after SIGTERM.
     pub(crate) fn linger(&self) -> Duration {
         self.config.linger
@@ -344,7 +349,12 @@ fn build(
                 let memory = previous.memory.get(id).cloned();
                 let inherited = match old {
                     Some((_, key)) => key.inheritance(),
-                    None => Inherited { memory, ..Inherited::default() },
+                    // What the shim wrote last was announced last.
+                    None => Inherited {
+                        announced: memory.as_ref().and_then(Memory::written_under).cloned(),
+                        memory,
+                        ..Inherited::default()
+                    },
                 };
                 let endpoints = Upstream::new(links(upstream, identities, metrics, watcher)?);
                 let (spec, duty) = (upstream.clone(), (*role, config.probing(spec)));

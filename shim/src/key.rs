@@ -48,6 +48,8 @@ pub(crate) struct Key {
     attentive: AtomicBool,
     /// Whether a Decrypt has succeeded that was worth remembering.
     has_read: AtomicBool,
+    /// Whether a read key could not read what is remembered.
+    doubted: AtomicBool,
     /// Told when there is something new to be kept on disk.
     remembered: Arc<Notify>,
     /// A read key's key_id, as it was last reported.
@@ -94,6 +96,7 @@ impl Key {
             attentive: AtomicBool::new(inherited.memory.is_none()),
             memory: Mutex::new(inherited.memory),
             has_read: AtomicBool::new(false),
+            doubted: AtomicBool::new(false),
             remembered,
             reported: Mutex::default(),
             prober: Mutex::default(),
@@ -170,6 +173,7 @@ impl Key {
         let result = self.upstream.call(call.deadline, |_| true, attempt).await;
         match &result {
             Ok(_) if self.attentive.load(Ordering::Relaxed) => self.note_read(sealed),
+            Ok(_) => self.has_read.store(true, Ordering::Relaxed),
             Err(failure) if failure.error().kind().concerns_health() => self.suspicion.notify_one(),
             _ => {}
         }
@@ -240,6 +244,10 @@ impl Key {
     /// foreign plugin has no coast of its own, and neither has one that cannot be reached.
     fn note_failure(&self, failure: &Failure) {
         self.upstream.set_down(true);
+        if failure.error().is_lasting() && lock(&self.duty).0 == Role::Read {
+            self.doubted.store(true, Ordering::Relaxed);
+            self.attentive.store(true, Ordering::Relaxed);
+        }
         let news = match failure {
             Failure::Answered(error) if !self.spec.external || error.is_lasting() => {
                 self.health.failed_for_good(error)
@@ -264,7 +272,7 @@ impl Key {
         let round = self.upstream.probe(&self.plan(Role::Write), wanted, patience).await?;
         let key_id = self.choose(round, wanted)?;
         if announced != Some(&key_id) {
-            let sample = self.round_trip(&key_id, call).await?;
+            let sample = self.round_trip(&key_id, call).await.map_err(Failure::of_data_call)?;
             self.announce(&key_id, sample).map_err(Failure::Answered)?;
         }
         Ok(self.upstream.proof_age(&key_id))
@@ -329,7 +337,8 @@ impl Key {
         let reported = lock(&self.reported).clone();
         let mut memory = lock(&self.memory);
         let newer = reported.is_some_and(|reported| reported == sealed.key_id);
-        if memory.is_some() && !newer {
+        // What it reads for others outweighs what it could not read: that may be retired.
+        if memory.is_some() && !newer && !self.doubted.swap(false, Ordering::Relaxed) {
             return;
         }
         self.attentive.store(false, Ordering::Relaxed);
@@ -345,8 +354,10 @@ impl Key {
     async fn round_trip(&self, key_id: &KeyId, call: &Call<'_>) -> Result<Memory, Failure> {
         let plaintext = Secret::random(32).map_err(Failure::Answered)?;
         let bytes = Bytes::copy_from_slice(plaintext.expose());
+        let before = self.plan(Role::Write).memory;
         let sealed = self.wrap(key_id, &bytes, call).await?;
-        Ok(Memory::from(&Canary::new(sealed, &plaintext)))
+        let on_trust = before.is_none_or(|memory| memory.fresh);
+        Ok(Memory::written(&Canary::new(sealed, &plaintext), on_trust))
     }
 
     /// Wraps under `key_id`, on the endpoints that report it; the answer carries the provider's

@@ -63,6 +63,8 @@ pub(crate) struct Known {
 pub(crate) struct Checked {
     pub(crate) number: u64,
     pub(crate) key_id: Option<KeyId>,
+    /// Whether there was something to read.
+    pub(crate) read: bool,
     pub(crate) at: Instant,
 }
 

@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 use sidekey_core::config::{KeyNumber, Problems};
-use sidekey_core::{Canary, Error, Kind, Sealed, Secret};
+use sidekey_core::{Canary, Error, KeyId, Kind, Sealed, Secret};
 use tokio::time::Instant;
 
 use crate::call::{Client, Failure};
@@ -20,12 +20,25 @@ pub(crate) struct Memory {
     pub(crate) sealed: Sealed,
     /// SHA-256 of what is in it, where it is known.
     sha256: Option<String>,
+    /// Written by this very process on trust: that it can be read proves nothing of what was
+    /// written before.
+    pub(crate) fresh: bool,
 }
 
 impl Memory {
     /// What was decrypted for a caller: what is in it is none of our business.
     pub(crate) fn read(sealed: Sealed) -> Self {
-        Self { sealed, sha256: None }
+        Self { sealed, sha256: None, fresh: false }
+    }
+
+    /// What the shim has just written; on trust, if there was nothing to read before.
+    pub(crate) fn written(canary: &Canary, on_trust: bool) -> Self {
+        Self { fresh: on_trust, ..Self::from(canary) }
+    }
+
+    /// The key_id under which the shim itself wrote it, if it did.
+    pub(crate) fn written_under(&self) -> Option<&KeyId> {
+        self.sha256.as_ref().map(|_| &self.sealed.key_id)
     }
 
     /// The form in which it is kept.
@@ -46,7 +59,8 @@ impl Memory {
         }
         let mut problems = Problems::default();
         let canary = Canary::parse(&document, &mut problems).filter(|_| problems.is_empty())?;
-        Some(Self { sealed: canary.sealed, sha256: known.then_some(canary.sha256) })
+        let sha256 = known.then_some(canary.sha256);
+        Some(Self { sealed: canary.sealed, sha256, fresh: false })
     }
 
     /// Has the plugin decrypt it. A plugin with another KEK cannot; one whose KMS is away has
@@ -60,7 +74,7 @@ impl Memory {
         let what = || format!("key {key} cannot read its canary");
         let another = || {
             Error::new(Kind::KeyState, what())
-                .with_hint("another KEK than the one that wrote is behind this endpoint: correct it, or give the other KEK a new id")
+                .with_hint("another KEK than the one that wrote is behind this endpoint: correct it, or give the other KEK a new id; if the version that wrote it was retired, give the key a canary of a newer one")
                 .lasting()
         };
         match client.decrypt(&self.sealed, "shim-canary", deadline).await {
@@ -87,7 +101,8 @@ impl Memory {
 
 impl From<&Canary> for Memory {
     fn from(canary: &Canary) -> Self {
-        Self { sealed: canary.sealed.clone(), sha256: Some(canary.sha256.clone()) }
+        let sha256 = Some(canary.sha256.clone());
+        Self { sealed: canary.sealed.clone(), sha256, fresh: false }
     }
 }
 

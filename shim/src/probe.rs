@@ -78,7 +78,9 @@ impl Link {
             Ok(report) => {
                 let reported = Some(&report.key_id);
                 let again = plan.external.then_some(EXTERNAL_CHECK);
-                client.check(plan.key, plan.memory.as_ref(), reported, again, deadline).await?;
+                let checked =
+                    client.check(plan.key, plan.memory.as_ref(), reported, again, deadline).await;
+                checked.map_err(Failure::of_data_call)?;
                 Ok(self.good(&client, report, plan.external))
             }
             Err(Failure::Answered(error)) if plan.role == Role::Read => {
@@ -122,6 +124,7 @@ impl Client {
     ) -> Result<(), Failure> {
         let done = self.link.known().checked.as_ref().is_some_and(|checked| {
             checked.number == self.number
+                && (checked.read || memory.is_none())
                 && checked.key_id.as_ref() == key_id
                 && again.is_none_or(|again| checked.at.elapsed() < again)
         });
@@ -132,9 +135,13 @@ impl Client {
             memory.check(key, self, deadline).await?;
         }
         let mut known = self.link.known();
-        known.has_read |= memory.is_some();
-        known.checked =
-            Some(Checked { number: self.number, key_id: key_id.cloned(), at: Instant::now() });
+        known.has_read |= memory.is_some_and(|memory| !memory.fresh);
+        known.checked = Some(Checked {
+            number: self.number,
+            key_id: key_id.cloned(),
+            read: memory.is_some(),
+            at: Instant::now(),
+        });
         Ok(())
     }
 }

@@ -263,7 +263,11 @@ fn serve(flags: Flags) -> ExitCode {
 fn stored(flags: &Flags, file: Option<&Path>, config: Option<&ShimConfig>) -> Option<LastGood> {
     let at = |listen: &str| LastGood::path(&listen.parse().ok()?);
     let places = match (config, flags.listen.as_deref()) {
-        (Some(config), _) => vec![LastGood::path(&config.listeners.first()?.endpoint)],
+        (Some(config), _) => {
+            let listener = config.listeners.first();
+            let socket = listener.and_then(|spec| LastGood::path(&spec.endpoint));
+            vec![socket, file.and_then(LastGood::beside)]
+        }
         (None, Some(listen)) => vec![at(listen)],
         (None, None) => vec![file.and_then(LastGood::beside), at(DEFAULT_SOCKET)],
     };
@@ -307,6 +311,7 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
     let mut engine = Engine::new(config.clone(), source, watcher.clone(), kept)?;
     let _admin = start_admin(&admin, &sockets, engine.shared.clone(), level.clone()).await?;
     let refused = first(&mut engine, config, fallback, refused).await?;
+    at_start.allow.store(Arc::new(allowed(engine.config())));
     if let Some(tls) = admin_tls {
         serve_admin_tls(&tls, &mut engine, level, at_start.allow.clone()).await?;
     }

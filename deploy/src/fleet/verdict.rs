@@ -24,6 +24,7 @@ impl Observation {
     pub fn missing_readers(&self, revision: u64, key: Option<KeyNumber>) -> Vec<String> {
         let mut missing = self.all_loaded(revision).err().unwrap_or_default();
         let Some(id) = key.map(|key| key.to_string()) else { return missing };
+        let mut hashes = BTreeSet::new();
         for shim in &self.shims {
             let Some(status) = &shim.status else { continue };
             let Some(key) = status.keys.iter().find(|key| key.id == id) else { continue };
@@ -31,6 +32,12 @@ impl Observation {
                 let reason = key.reason.as_deref().unwrap_or("not proven yet");
                 missing.push(format!("shim {}: key {id}: {reason}", shim.name));
             }
+            hashes.insert(key.key_id_hash.clone().unwrap_or_else(|| "none yet".to_owned()));
+        }
+        // Under different KEKs or versions, one replica would write what another cannot read.
+        if hashes.len() > 1 {
+            let hashes = Vec::from_iter(hashes).join(", ");
+            missing.push(format!("the shims know key {id} by different key_ids: {hashes}"));
         }
         missing
     }

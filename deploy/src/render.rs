@@ -204,9 +204,7 @@ fn provider(
     let mut beside = BTreeMap::new();
     let mut list = Vec::new();
     for key in encryption.spec.keys.iter().filter(|key| key.vendor == vendor) {
-        // The role tells how the key is to be probed: one that reads costs a tenth.
-        let mut entry =
-            json!({"id": key.id, "type": vendor, "role": key.role, "listen": key.listen});
+        let mut entry = json!({"id": key.id, "type": vendor, "listen": key.listen});
         for (name, section) in
             [("kek", &key.kek), ("settings", &key.settings), ("credentials", &key.credentials)]
         {

@@ -77,7 +77,6 @@ fn every_part_of_a_key_is_made_together() {
             "keys": [{
                 "id": 2,
                 "type": "vault",
-                "role": "write",
                 "listen": "unix:///var/run/kmsplugin/kms-2.sock",
                 "kek": {"mount": "transit", "key": "kms"},
                 "credentials": {"appRole": {"secretIdFile": "/etc/sidekey/secret-id-2"}},

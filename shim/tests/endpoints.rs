@@ -166,7 +166,10 @@ async fn a_coast_that_is_too_short_is_raised_and_said() {
     document["coast"] = "1s".into();
     let shim = Shim::start(directory, &document).await;
     shim.is_ready().await;
-    let status = shim.status().await.unwrap();
-    let warning = status["config"]["warnings"][0].as_str().unwrap().to_owned();
+    // It is said once the configuration is on disk.
+    let warning = eventually("it is said", async || {
+        shim.status().await?["config"]["warnings"][0].as_str().map(str::to_owned)
+    })
+    .await;
     assert!(warning.contains("a coast of 1s is too short"), "{warning}");
 }

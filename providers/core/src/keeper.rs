@@ -21,6 +21,7 @@ use crate::backend::Backend;
 use crate::canary::Canary;
 use crate::config::{KeyRole, KeySpec, LAST_BACKOFF, ProbeOptions};
 use crate::files::{Files, Subscription, Watcher};
+use crate::health::Trouble;
 use crate::key::{Active, Key, Request, within};
 use crate::metrics::Outcome;
 use crate::{Call, Error, KeyId, jitter};
@@ -56,7 +57,7 @@ pub(crate) struct Keeper {
     /// Whether somebody has asked a read key to encrypt.
     asked_to_encrypt: bool,
     /// Why it could not when it was last asked to, and when.
-    encrypt_refused: Option<(Instant, Arc<Error>)>,
+    encrypt_refused: Option<(Instant, Trouble)>,
     /// When the key last encrypted, and when the KMS last told what it knows of it.
     encrypted: Option<Instant>,
     described: Option<Instant>,
@@ -141,9 +142,7 @@ impl Keeper {
                 }
                 Wake::Files(files) => match self.complete(files) {
                     Ok(files) => {
-                        let files = Some(files);
-                        self.pending = Some(Pending { spec: self.take_pending_spec(), files });
-                        self.standby = (Instant::now(), FIRST_BACKOFF);
+                        self.pend_files(files);
                         due = Instant::now() + self.work(false).await;
                     }
                     Err(error) => self.unreadable(&error),

@@ -141,13 +141,10 @@ impl Key {
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
         let (active, announced) = self.encrypting(call.deadline).await?;
-        let attempt = || async {
-            let mut sealed = self.wrap(&active.backend, &announced, &plaintext, call).await?;
-            limits::check_sealed(&sealed)?;
-            let (back, key_id) = self.verify(&active.backend, &sealed, call).await?;
-            same(&plaintext, &back)?;
-            sealed.key_id = key_id;
-            Ok(sealed)
+        let backend = &active.backend;
+        let attempt = || {
+            let encrypting = backend.encrypt(&announced, &plaintext, call);
+            self.encrypt_verified(backend, encrypting, &plaintext, call)
         };
         let work = async { self.retries.run(call.deadline, ATTEMPTS, attempt).await.result };
         let sealed = within(call.deadline, work).await;
@@ -193,7 +190,8 @@ impl Key {
             let (key, uid, deadline) = (self.clone(), call.uid.to_owned(), call.deadline);
             let flight = self.flights.join(sealed, move |sealed| async move {
                 let call = Call { uid: &uid, deadline };
-                let attempt = || key.unwrap(&active.backend, &sealed, &call);
+                let attempt =
+                    || key.counted(Operation::Decrypt, active.backend.decrypt(&sealed, &call));
                 let work = key.retries.run(deadline, attempts, attempt);
                 let late = |_| Run { result: Err(timed_out()), attempts: 1, out_of_time: true };
                 let Run { result, attempts, out_of_time } =
@@ -262,58 +260,34 @@ impl Key {
             && self.past.lock().unwrap_or_else(PoisonError::into_inner).contains(key_id)
     }
 
-    /// One call to wrap, counted.
-    pub(crate) async fn wrap(
+    /// One call of the KMS, counted.
+    pub(crate) async fn counted<T>(
+        &self,
+        operation: Operation,
+        call: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let began = Instant::now();
+        let result = call.await;
+        self.metrics.called(operation, began.elapsed());
+        result
+    }
+
+    /// What the KMS encrypts, once it has decrypted it again, under the version that it really
+    /// used.
+    pub(crate) async fn encrypt_verified(
         &self,
         backend: &Arc<dyn Backend>,
-        key_id: &KeyId,
+        encrypting: impl Future<Output = Result<Sealed, Error>>,
         plaintext: &[u8],
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
-        let began = Instant::now();
-        let result = backend.encrypt(key_id, plaintext, call).await;
-        self.metrics.called(Operation::Encrypt, began.elapsed());
-        result
-    }
-
-    /// One call to wrap with the version of this moment, counted.
-    pub(crate) async fn wrap_current(
-        &self,
-        backend: &Arc<dyn Backend>,
-        known: &KeyId,
-        plaintext: &[u8],
-        call: &Call<'_>,
-    ) -> Result<Sealed, Error> {
-        let began = Instant::now();
-        let result = backend.encrypt_current(known, plaintext, call).await;
-        self.metrics.called(Operation::Encrypt, began.elapsed());
-        result
-    }
-
-    /// One call to unwrap, counted.
-    pub(crate) async fn unwrap(
-        &self,
-        backend: &Arc<dyn Backend>,
-        sealed: &Sealed,
-        call: &Call<'_>,
-    ) -> Result<Secret, Error> {
-        let began = Instant::now();
-        let result = backend.decrypt(sealed, call).await;
-        self.metrics.called(Operation::Decrypt, began.elapsed());
-        result
-    }
-
-    /// One call to unwrap what was just wrapped, counted.
-    pub(crate) async fn verify(
-        &self,
-        backend: &Arc<dyn Backend>,
-        sealed: &Sealed,
-        call: &Call<'_>,
-    ) -> Result<(Secret, KeyId), Error> {
-        let began = Instant::now();
-        let result = backend.verify(sealed, call).await;
-        self.metrics.called(Operation::Decrypt, began.elapsed());
-        result
+        let mut sealed = self.counted(Operation::Encrypt, encrypting).await?;
+        limits::check_sealed(&sealed)?;
+        let verifying = backend.verify(&sealed, call);
+        let (back, key_id) = self.counted(Operation::Decrypt, verifying).await?;
+        same(plaintext, &back)?;
+        sealed.key_id = key_id;
+        Ok(sealed)
     }
 
     /// Records a proof.
@@ -366,6 +340,10 @@ impl Key {
     /// The connected client. One that is still to come is waited for, but not what does not pass
     /// by itself.
     async fn connected(&self, deadline: Instant) -> Result<Arc<Active>, Error> {
+        // Nearly always: nobody need be told of a change.
+        if let Some(active) = self.active.load_full() {
+            return Ok(active);
+        }
         loop {
             let changed = self.changed.notified();
             let mut changed = std::pin::pin!(changed);
@@ -377,8 +355,8 @@ impl Key {
                 Err(trouble) => (trouble.kind, trouble.text),
                 Ok(()) => (Kind::Unavailable, "it is being connected anew".into()),
             };
-            let late = kind.is_transient() && timeout_at(deadline, changed).await.is_ok();
-            if !late {
+            let changed = kind.is_transient() && timeout_at(deadline, changed).await.is_ok();
+            if !changed {
                 return Err(Error::new(kind, format!("key {} is not served yet: {text}", self.id)));
             }
         }

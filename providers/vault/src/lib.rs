@@ -45,6 +45,7 @@ mod tls;
 mod token;
 mod transit;
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -156,16 +157,13 @@ impl Provider for Vault {
         plaintext: &[u8],
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
-        let Some(Named::Own(version)) = Named::read(key_id) else {
-            return Err(Error::new(Kind::Bug, format!("{key_id} is no key_id of this provider")));
-        };
-        let (ciphertext, used) =
-            self.encrypt_with(key_id, version, Some(version), plaintext, call).await?;
-        if used != version {
-            let text = format!("Vault used version {used}, and not {version}, to encrypt");
-            return Err(Error::new(Kind::Bug, text).with_hint("nothing was stored"));
+        match self.encrypt_under(key_id, true, plaintext, call).await? {
+            (sealed, Ordering::Equal) => Ok(sealed),
+            _ => {
+                let text = format!("Vault used another version than that of {key_id} to encrypt");
+                Err(Error::new(Kind::Bug, text).with_hint("nothing was stored"))
+            }
         }
-        Ok(Sealed { key_id: key_id.clone(), ciphertext, annotations: BTreeMap::new() })
     }
 
     /// Names no version. If Vault has a newer one, what it wrapped is bound to the wrong key_id:
@@ -176,20 +174,15 @@ impl Provider for Vault {
         plaintext: &[u8],
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
-        let Some(Named::Own(version)) = Named::read(known) else {
-            return Err(Error::new(Kind::Bug, format!("{known} is no key_id of this provider")));
-        };
-        let (ciphertext, used) = self.encrypt_with(known, version, None, plaintext, call).await?;
-        if used == version {
-            let annotations = BTreeMap::new();
-            return Ok(Sealed { key_id: known.clone(), ciphertext, annotations });
-        }
-        if used < version {
+        match self.encrypt_under(known, false, plaintext, call).await? {
+            (sealed, Ordering::Equal) => Ok(sealed),
             // A replica lags behind, or an old backup was restored: what is announced stays.
-            return self.encrypt(known, plaintext, call).await;
+            (_, Ordering::Less) => self.encrypt(known, plaintext, call).await,
+            (_, Ordering::Greater) => {
+                let newer = self.look(call.deadline).await?.key_id()?;
+                self.encrypt(&newer, plaintext, call).await
+            }
         }
-        let newer = self.look(call.deadline).await?.key_id()?;
-        self.encrypt(&newer, plaintext, call).await
     }
 
     async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
@@ -253,21 +246,26 @@ impl Vault {
         *held(&self.witness) = Some(Witness { ciphertext, key_id, version });
     }
 
-    /// Wraps under `key_id`, of which `version` is the version; `asked` is what Vault is told.
-    async fn encrypt_with(
+    /// Wraps under `key_id`, and says how the version that Vault used compares with its own; only
+    /// if `pinned` is Vault told which one to use.
+    async fn encrypt_under(
         &self,
         key_id: &KeyId,
-        version: u32,
-        asked: Option<u32>,
+        pinned: bool,
         plaintext: &[u8],
         call: &Call<'_>,
-    ) -> Result<(Bytes, u32), Error> {
-        let request = self.transit.encrypt(key_id, asked, plaintext);
+    ) -> Result<(Sealed, Ordering), Error> {
+        let Some(Named::Own(version)) = Named::read(key_id) else {
+            return Err(Error::new(Kind::Bug, format!("{key_id} is no key_id of this provider")));
+        };
+        let request = self.transit.encrypt(key_id, pinned.then_some(version), plaintext);
         let answer = self.session.ask(request, call.deadline).await?;
         if !answer.status.is_success() {
             return Err(self.why_not_encrypted(&answer, version, call.deadline).await);
         }
-        self.transit.encrypted(&answer)
+        let (ciphertext, used) = self.transit.encrypted(&answer)?;
+        let sealed = Sealed { key_id: key_id.clone(), ciphertext, annotations: BTreeMap::new() };
+        Ok((sealed, used.cmp(&version)))
     }
 
     /// Looks at the key, and says what Vault says. It must be the key that was there before.

@@ -19,8 +19,7 @@ impl Keeper {
         if self.loaded.iter().chain(pending).any(|known| known.digest() == files.digest()) {
             return Ok(());
         }
-        self.pending = Some(Pending { spec: self.take_pending_spec(), files: Some(files) });
-        self.standby = (Instant::now(), FIRST_BACKOFF);
+        self.pend_files(files);
         self.take_over().await
     }
 
@@ -43,8 +42,7 @@ impl Keeper {
         // different moments.
         let read = self.subscription.read();
         let files = self.complete_for(&order.spec.connector.clone(), read).ok();
-        self.pending = Some(Pending { spec: Some(order.spec), files });
-        self.standby = (Instant::now(), FIRST_BACKOFF);
+        self.pend(Some(order.spec), files);
     }
 
     /// Reads the files, and those that they name.
@@ -85,7 +83,14 @@ impl Keeper {
         read
     }
 
-    pub(super) fn take_pending_spec(&mut self) -> Option<KeySpec> {
-        self.pending.take().and_then(|pending| pending.spec)
+    /// Has changed files tried at once, with settings that are waiting already.
+    pub(super) fn pend_files(&mut self, files: Files) {
+        let spec = self.pending.take().and_then(|pending| pending.spec);
+        self.pend(spec, Some(files));
+    }
+
+    fn pend(&mut self, spec: Option<KeySpec>, files: Option<Files>) {
+        self.pending = Some(Pending { spec, files });
+        self.standby = (Instant::now(), FIRST_BACKOFF);
     }
 }

@@ -10,9 +10,10 @@ use super::{FIRST_BACKOFF, Keeper};
 use crate::backend::Backend;
 use crate::canary::Canary;
 use crate::config::ENCRYPT_EVERY;
-use crate::key::{Active, same, within};
+use crate::health::Trouble;
+use crate::key::{Active, within};
 use crate::metrics::Operation;
-use crate::{Error, KeyId, Kind, Secret, limits};
+use crate::{Error, KeyId, Kind, Secret};
 
 /// How often the KMS is asked what it knows of a key: in intervals, and at the least.
 const DESCRIBE_EVERY: (u32, Duration) = (120, Duration::from_secs(3600));
@@ -136,16 +137,15 @@ impl Keeper {
             return Ok(());
         }
         // Callers choose how often they come.
-        if let Some((at, error)) = &self.encrypt_refused
+        if let Some((at, trouble)) = &self.encrypt_refused
             && at.elapsed() < FIRST_BACKOFF
         {
-            return Err(Error::new(error.kind(), error.report()));
+            return Err(Error::new(trouble.kind, trouble.text.clone()));
         }
         let deadline = Instant::now() + self.options.timeout;
         if let Err(error) = within(deadline, self.probe_encrypt(&active)).await {
-            let told = Error::new(error.kind(), error.report());
-            self.encrypt_refused = Some((Instant::now(), Arc::new(error)));
-            return Err(told);
+            self.encrypt_refused = Some((Instant::now(), Trouble::new(&error)));
+            return Err(error);
         }
         self.asked_to_encrypt = true;
         self.key.health.configure(self.times());
@@ -156,10 +156,7 @@ impl Keeper {
 
     /// What the KMS says that the version is.
     pub(super) async fn describe(&self, backend: &Arc<dyn Backend>) -> Result<KeyId, Error> {
-        let began = Instant::now();
-        let named = backend.key_id().await;
-        self.key.metrics.called(Operation::KeyId, began.elapsed());
-        named
+        self.key.counted(Operation::KeyId, backend.key_id()).await
     }
 
     /// Encrypts and decrypts 32 random bytes under the version that the KMS takes now.
@@ -181,11 +178,10 @@ impl Keeper {
             },
         };
         let plaintext = Secret::random(32)?;
-        let mut sealed = self.key.wrap_current(backend, &target, plaintext.expose(), &call).await?;
-        limits::check_sealed(&sealed)?;
-        let (back, key_id) = self.key.verify(backend, &sealed, &call).await?;
-        same(plaintext.expose(), &back)?;
-        sealed.key_id = key_id.clone();
+        let encrypting = backend.encrypt_current(&target, plaintext.expose(), &call);
+        let sealed =
+            self.key.encrypt_verified(backend, encrypting, plaintext.expose(), &call).await?;
+        let key_id = sealed.key_id.clone();
         if key_id != target && self.key.is_past(&key_id) {
             let text = "the KMS encrypts with a version older than the announced one";
             return Err(Error::new(Kind::Unavailable, text).with_hint("check its replicas"));
@@ -210,7 +206,9 @@ impl Keeper {
     }
 
     async fn reads(&self, backend: &Arc<dyn Backend>, canary: &Canary) -> Result<(), Error> {
-        canary.verify(&self.key.unwrap(backend, &canary.sealed, &self.call()).await?)
+        let call = self.call();
+        let decrypting = backend.decrypt(&canary.sealed, &call);
+        canary.verify(&self.key.counted(Operation::Decrypt, decrypting).await?)
     }
 }
 

@@ -2,6 +2,20 @@
 
 use super::*;
 
+/// A key whose token is in a file, and that file.
+fn with_token(process: &Process, kms: &str) -> (Value, std::path::PathBuf) {
+    let token = process.path("token");
+    std::fs::write(&token, "good-1").unwrap();
+    let mut key = process.key(1, kms);
+    key["credentials"] = json!({"token": token});
+    (key, token)
+}
+
+/// What `/status` shows of the first key.
+fn shown(process: &Process, field: &str) -> Value {
+    process.supervisor.shared.status()["keys"][0][field].clone()
+}
+
 /// A canary of KEK 1 as it would stand in the configuration.
 fn canary(sealed: &EncryptResponse) -> Value {
     let sealed = crate::Sealed {
@@ -39,14 +53,10 @@ async fn a_decrypt_only_key_takes_new_credentials_over_and_never_another_kek() {
     let old = Process::calm("decrypt-only-token").await.encrypt(1).await.unwrap();
     kms.set(|state| state.encrypt_fails = Some(Kind::Denied));
     let mut process = Process::new();
-    let token = process.path("token");
-    std::fs::write(&token, "good-1").unwrap();
-    let mut key = process.key(1, "decrypt-only-token");
-    key["credentials"] = json!({"token": token});
+    let (key, token) = with_token(&process, "decrypt-only-token");
     process.apply(json!([key])).await.unwrap();
     assert_eq!(process.decrypt(1, &old).await.unwrap(), [9; 32]);
-    let refused =
-        |process: &Process| process.supervisor.shared.status()["keys"][0]["refused"].to_string();
+    let refused = |process: &Process| shown(process, "refused").to_string();
     let before = kms.ask(|state| state.connects);
     replace(&token, "good-2");
     wait(|| kms.ask(|state| state.connects) > before && refused(&process) == "null").await;
@@ -157,8 +167,7 @@ async fn anybodys_decrypt_stands_for_the_probe_and_heals_a_passing_failure() {
     }
     let decrypts = kms.ask(|state| state.decrypts) - probed;
     assert!(decrypts <= 24 + 2, "{decrypts} for 24 requests in four minutes");
-    let coasting =
-        |process: &Process| process.supervisor.shared.status()["keys"][0]["coasting_since"].clone();
+    let coasting = |process: &Process| shown(process, "coasting_since");
     kms.set(|state| state.fails = Some(Kind::Unavailable));
     assert_eq!(code(process.decrypt(1, &sealed).await), Code::Unavailable);
     wait(|| coasting(&process).is_string()).await;
@@ -228,19 +237,13 @@ async fn a_read_key_that_is_asked_to_encrypt_stays_well() {
 async fn a_key_that_was_made_a_read_key_needs_no_right_to_encrypt_any_more() {
     let kms = Kms::new("demoted");
     let mut process = Process::new();
-    let token = process.path("token");
-    std::fs::write(&token, "good-1").unwrap();
-    let mut key = process.key(1, "demoted");
-    key["credentials"] = json!({"token": token});
+    let (mut key, token) = with_token(&process, "demoted");
     process.apply(json!([key])).await.unwrap();
     process.until_healthy(1).await;
     let old = process.encrypt(1).await.unwrap();
     kms.set(|state| state.encrypt_fails = Some(Kind::Denied));
     key["role"] = "read".into();
     process.apply(json!([key])).await.unwrap();
-    let shown = |process: &Process, field: &str| {
-        process.supervisor.shared.status()["keys"][0][field].clone()
-    };
     wait(|| shown(&process, "encrypts") == false).await;
     let before = kms.ask(|state| state.connects);
     replace(&token, "good-2");
@@ -254,16 +257,12 @@ async fn a_read_key_with_nothing_to_read_yet_keeps_its_last_good_client() {
     let kms = Kms::new("untested");
     let old = Process::calm("untested").await.encrypt(1).await.unwrap();
     let mut process = Process::new();
-    let token = process.path("token");
-    std::fs::write(&token, "good-1").unwrap();
-    let mut key = process.key(1, "untested");
-    (key["credentials"], key["role"]) = (json!({"token": token}), "read".into());
+    let (mut key, token) = with_token(&process, "untested");
+    key["role"] = "read".into();
     process.apply(json!([key])).await.unwrap();
     process.until_healthy(1).await;
-    let refused =
-        |process: &Process| process.supervisor.shared.status()["keys"][0]["refused"].clone();
     replace(&token, "stolen");
-    wait(|| refused(&process).is_object()).await;
+    wait(|| shown(&process, "refused").is_object()).await;
     assert!(process.status(1).await.is_ok());
     assert_eq!(process.decrypt(1, &old).await.unwrap(), [9; 32]);
     assert!(kms.ask(|state| state.connects) > 1);
@@ -276,10 +275,7 @@ async fn a_decrypt_only_key_that_has_served_is_not_exchanged_for_another_kek() {
     let old = Process::calm("served-a").await.encrypt(1).await.unwrap();
     kms.set(|state| state.encrypt_fails = Some(Kind::Denied));
     let mut process = Process::new();
-    let token = process.path("token");
-    std::fs::write(&token, "good-1").unwrap();
-    let mut key = process.key(1, "served-a");
-    key["credentials"] = json!({"token": token});
+    let (key, token) = with_token(&process, "served-a");
     process.apply(json!([key])).await.unwrap();
     assert_eq!(process.decrypt(1, &old).await.unwrap(), [9; 32]);
     let before = kms.ask(|state| state.connects);

@@ -10,7 +10,7 @@ use sidekey_core::{Error, Kind};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::config::AdminTls;
+use crate::config::{AdminTls, ShimConfig};
 use crate::engine::Engine;
 use crate::tls::Protocol;
 
@@ -18,14 +18,34 @@ use crate::tls::Protocol;
 const MAX_ADMIN_CONNECTIONS: usize = 64;
 
 /// Who may call: the list of the configuration in use.
-pub(crate) type Allowed = Arc<ArcSwap<Vec<String>>>;
+pub(crate) struct AllowList(ArcSwap<Vec<String>>);
+
+impl AllowList {
+    pub(crate) fn new(config: &ShimConfig) -> Self {
+        Self(ArcSwap::new(Self::of(config)))
+    }
+
+    /// The list of another configuration counts from now on.
+    pub(crate) fn follow(&self, config: &ShimConfig) {
+        self.0.store(Self::of(config));
+    }
+
+    fn admits(&self, names: &[String]) -> bool {
+        let allowed = self.0.load();
+        names.iter().any(|name| allowed.contains(name))
+    }
+
+    fn of(config: &ShimConfig) -> Arc<Vec<String>> {
+        Arc::new(config.admin_tls.as_ref().map(|tls| tls.allow.clone()).unwrap_or_default())
+    }
+}
 
 /// The admin endpoints for callers on the network, who must show a certificate.
 pub(crate) async fn serve_admin_tls(
     tls: &AdminTls,
     engine: &mut Engine,
     level: LevelHandle,
-    allow: Allowed,
+    allow: Arc<AllowList>,
 ) -> Result<(), Error> {
     let identity = engine.identity(&tls.files)?;
     let listener = TcpListener::bind(tls.listen).await.map_err(|error| {
@@ -49,9 +69,7 @@ pub(crate) async fn serve_admin_tls(
             tokio::spawn(async move {
                 let _place = place;
                 match identity.accept(stream, Protocol::Http1).await {
-                    Ok((stream, caller))
-                        if caller.sans.iter().any(|san| allow.load().contains(san)) =>
-                    {
+                    Ok((stream, caller)) if allow.admits(&caller.sans) => {
                         serve_admin_over(stream, shared, level).await;
                     }
                     Ok(_) => tracing::warn!(%peer, "admin caller is not on the allow-list"),

@@ -59,9 +59,7 @@ impl Failure {
             Self::Unanswered(error) => Self::Unanswered(change(error)),
         }
     }
-}
 
-impl Failure {
     /// A data call has not coasted as Status has: what may pass counts as not answered.
     pub(crate) fn of_data_call(self) -> Self {
         match self {

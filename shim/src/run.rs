@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
 use sidekey_core::config::{self as core_config, LogFormat, Problems};
@@ -16,7 +15,7 @@ use sidekey_core::{
     mistakes, print, read_file, usage,
 };
 
-use crate::admin_tls::{Allowed, serve_admin_tls};
+use crate::admin_tls::{AllowList, serve_admin_tls};
 use crate::config::{self, ShimConfig};
 use crate::engine::{Engine, Kept, Proof};
 use crate::lastgood::LastGood;
@@ -292,8 +291,8 @@ struct Start {
 /// What a start leaves behind for later configurations.
 struct AtStart {
     fields: FixedFields,
-    /// Who may call `adminTls`: the list of the configuration in use.
-    allow: Allowed,
+    /// Who may call `adminTls`.
+    allow: Arc<AllowList>,
 }
 
 async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
@@ -305,13 +304,13 @@ async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
         (config.admin.clone(), config.admin_tls.clone(), config.socket.clone());
     let mut at_start = AtStart {
         fields: FixedFields::new(fixed(&config), config.log, level.clone()),
-        allow: Arc::new(ArcSwap::from_pointee(allowed(&config))),
+        allow: Arc::new(AllowList::new(&config)),
     };
     let kept = Kept { stored, beside: file.as_deref().and_then(LastGood::beside) };
     let mut engine = Engine::new(config.clone(), source, watcher.clone(), kept)?;
     let _admin = start_admin(&admin, &sockets, engine.shared.clone(), level.clone()).await?;
     let refused = first(&mut engine, config, fallback, refused).await?;
-    at_start.allow.store(Arc::new(allowed(engine.config())));
+    at_start.allow.follow(engine.config());
     if let Some(tls) = admin_tls {
         serve_admin_tls(&tls, &mut engine, level, at_start.allow.clone()).await?;
     }
@@ -429,10 +428,10 @@ async fn load(
         .and_then(|document| config::parse(&document))
         .map_err(|problems| mistakes("the new configuration", &problems))?;
     config.warnings.extend(start.fields.warning(&fixed(&config), config.log));
-    let (log, allow) = (config.log, allowed(&config));
+    let log = config.log;
     engine.apply(config, Proof::Required).await.map_err(|error| error.report())?;
     start.fields.follow_level(log);
-    start.allow.store(Arc::new(allow));
+    start.allow.follow(engine.config());
     Ok(())
 }
 
@@ -448,9 +447,4 @@ fn fixed(config: &ShimConfig) -> Vec<(&'static str, String)> {
         ("drain", format!("{drain:?}")),
         ("filePoll", format!("{file_poll:?}")),
     ]
-}
-
-/// Who may call the admin endpoints on the network.
-fn allowed(config: &ShimConfig) -> Vec<String> {
-    config.admin_tls.as_ref().map(|tls| tls.allow.clone()).unwrap_or_default()
 }

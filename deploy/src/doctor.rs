@@ -7,7 +7,6 @@ mod certificates;
 mod disk;
 mod documents;
 mod encryption;
-pub(crate) mod leaf;
 mod manifest;
 mod reach;
 mod replicas;

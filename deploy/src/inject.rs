@@ -132,6 +132,11 @@ pub(crate) fn provider(vendor: &str, image: &str) -> (Value, Vec<Value>) {
     profiles::provider(vendor, image)
 }
 
+/// The volume of a vendor's own sockets, as [`provider`] mounts it.
+pub(crate) fn sockets_of(vendor: &str) -> String {
+    profiles::sockets_of(vendor)
+}
+
 /// The sidecar that mints a token, and the volumes that it mounts, as [`provider`] has it. What
 /// the provider mounts of it is to be added there.
 pub(crate) fn minter(minter: &Minter, image: &str) -> (Value, [Value; 2]) {

@@ -221,6 +221,9 @@ pub struct Key {
     /// How the shim reaches it, if not through that socket.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<String>,
+    /// The uids that may serve an external plugin's sockets; the shim's own and root if empty.
+    #[serde(rename = "serverUids", skip_serializing_if = "Vec::is_empty")]
+    pub server_uids: Vec<u32>,
 }
 
 /// A file that pods mount, and where its content comes from.

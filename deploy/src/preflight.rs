@@ -77,7 +77,7 @@ pub struct KeyReport {
     /// SHA-256 of the configuration and of all files that it names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_hash: Option<String>,
-    /// A canary, if the key had none: it belongs into the file.
+    /// A canary, if the key had none or an older version's: it belongs into the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub canary: Option<Value>,
     /// The end of the provider's log, if it failed.

@@ -204,7 +204,9 @@ fn provider(
     let mut beside = BTreeMap::new();
     let mut list = Vec::new();
     for key in encryption.spec.keys.iter().filter(|key| key.vendor == vendor) {
-        let mut entry = json!({"id": key.id, "type": vendor, "listen": key.listen});
+        // The role tells how the key is to be probed: one that reads costs a tenth.
+        let mut entry =
+            json!({"id": key.id, "type": vendor, "role": key.role, "listen": key.listen});
         for (name, section) in
             [("kek", &key.kek), ("settings", &key.settings), ("credentials", &key.credentials)]
         {
@@ -262,6 +264,9 @@ fn shim_key(key: &Key) -> Value {
     });
     if key.is_external() {
         entry["external"] = true.into();
+    }
+    if !key.server_uids.is_empty() {
+        entry["serverUids"] = key.server_uids.as_slice().into();
     }
     if let Some(canary) = &key.canary {
         entry["canary"] = canary.clone();

@@ -5,18 +5,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sidekey_core::client::Connection;
+use sidekey_core::kms::{PROOF_AGE, UNREACHED};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, StatusRequest, StatusResponse};
-use sidekey_core::{Error, KeyId, Kind, PROOF_AGE, Sealed, check_sealed};
+use sidekey_core::{Error, KeyId, Kind, Sealed, check_sealed};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
 use crate::config::Address;
 use crate::link::Link;
-use crate::metrics::ForwardError;
-
-/// The metadata of an error that a socket proxy made itself: the plugin has not answered.
-pub(crate) const UNREACHED: &str = "sidekey-unreached";
 
 /// Whoever is given less time than this and lets it pass need not be hung.
 const HUNG: Duration = Duration::from_millis(250);
@@ -146,8 +143,7 @@ async fn answered<T>(
     };
     if let Failure::Unanswered(error) = &failure {
         let slow = error.kind() == Kind::Timeout;
-        let reason = if slow { ForwardError::Timeout } else { ForwardError::Connection };
-        link.metrics.forward_error(reason);
+        if slow { &link.metrics.timed_out } else { &link.metrics.unconnected }.inc();
         if !slow || began.elapsed() >= HUNG {
             link.set_failing(true);
         }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
-use sidekey_core::config::{KeyNumber, LogOptions, ProbeOptions};
-use sidekey_core::process::AdminOptions;
-use sidekey_core::{Canary, Endpoint, NO_FINGERPRINT, SocketOptions};
+use sidekey_core::app::Configuration;
+use sidekey_core::config::{KeyNumber, ProbeOptions, ProcessOptions};
+use sidekey_core::{Canary, Endpoint, NO_FINGERPRINT};
 
 pub use layout::{directory, from_encryption_configuration};
 pub use parse::parse;
@@ -21,34 +21,20 @@ use crate::tls::TlsFiles;
 /// Everything the shim needs to run.
 #[derive(Clone, Debug)]
 pub struct ShimConfig {
-    /// The revision of the head that this was read from, if it carries one.
-    pub revision: Option<String>,
+    /// What every process has.
+    pub options: ProcessOptions,
     /// How key_ids are handled.
     pub mode: Mode,
     /// Where kube-apiserver connects; the first is the main one.
     pub listeners: Vec<ListenerSpec>,
     /// The keys; exactly one writes.
     pub keys: Vec<KeySpec>,
-    /// Where the admin endpoints are served.
-    pub admin: AdminOptions,
-    /// Where they are served to callers who show a certificate.
+    /// Where the admin endpoints are served to callers who show a certificate.
     pub admin_tls: Option<AdminTls>,
-    /// How to log.
-    pub log: LogOptions,
-    /// How sockets are made and who may open them.
-    pub socket: SocketOptions,
     /// How the write key is probed, and how long its loss is borne.
     pub probe: ProbeOptions,
     /// The interval between probes, if it was set.
     pub probe_interval: Option<Duration>,
-    /// What is in use though the document says otherwise, and why.
-    pub warnings: Vec<String>,
-    /// How long open requests may take after the order to stop.
-    pub drain: Duration,
-    /// How long clients may stay connected after SIGTERM, while all is served; zero for not at all.
-    pub linger: Duration,
-    /// How often files are compared, beside the kernel's notifications.
-    pub file_poll: Duration,
     /// The cache of unwrapped keys; none unless asked for.
     pub cache: Option<CacheOptions>,
     /// The document itself, to be kept as the last good one. It holds no secrets.
@@ -108,6 +94,8 @@ pub struct UpstreamSpec {
     pub canary: Option<Canary>,
     /// For `https` endpoints.
     pub tls: Option<ClientTls>,
+    /// The uids that may serve its unix endpoints; our own and root if empty.
+    pub server_uids: Vec<u32>,
     /// Somebody else's plugin: it has no coast of its own, and Status may cost it a call.
     pub external: bool,
 }
@@ -223,6 +211,22 @@ impl KeySpec {
             Some(set) => set.min(longest),
             None => longest,
         }
+    }
+}
+
+impl Configuration for ShimConfig {
+    fn options(&mut self) -> &mut ProcessOptions {
+        &mut self.options
+    }
+
+    fn fixed(&self) -> Vec<(&'static str, String)> {
+        let ProcessOptions { socket, drain, .. } = &self.options;
+        let admin_tls = self.admin_tls.as_ref().map(|tls| (tls.listen, &tls.files));
+        vec![
+            ("adminTls", format!("{admin_tls:?}")),
+            ("socket", format!("{socket:?}")),
+            ("drain", format!("{drain:?}")),
+        ]
     }
 }
 

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use sidekey_core::config::KeyNumber;
+use sidekey_core::kms::KmsService;
 use sidekey_core::server::{Stopper, bind, serve_kms, stopper};
-use sidekey_core::{Call, Endpoint, Error, Kind, Listener, Watcher, time};
+use sidekey_core::{Call, Endpoint, Error, Kind, Listener, Watcher};
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
@@ -20,8 +21,8 @@ use crate::lastgood::LastGood;
 use crate::link::{Link, Tls};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::service::ShimService;
-use crate::state::{Info, Refusal, Shared};
+use crate::router::Router;
+use crate::state::Shared;
 use crate::table::Table;
 use crate::tls::{Identity, TlsFiles};
 use crate::upstream::Upstream;
@@ -105,9 +106,8 @@ impl Engine {
         let nothing = Previous { keys: &BTreeMap::new(), unchanged: false, memory: &memory };
         let built = build(&config, &nothing, &mut identities, &metrics, &watcher, &remembered)?;
         let table = Table { mode: config.mode, writer: built.writer, keys: built.keys };
-        let info = Info { source, ..Info::default() };
         Ok(Self {
-            shared: Arc::new(Shared::new(table, metrics, info)),
+            shared: Arc::new(Shared::new(table, metrics, source)),
             watcher,
             started: false,
             past_writers: stored.past_writers,
@@ -168,13 +168,6 @@ impl Engine {
         self.remembered.notified().await;
     }
 
-    /// Remembers that a newer configuration is not in use.
-    pub(crate) fn refuse(&self, error: &str) {
-        self.shared.metrics.reload(false);
-        let refusal = Refusal { at: time(SystemTime::now()), error: error.to_owned() };
-        self.shared.info().refused = Some(refusal);
-    }
-
     /// An identity for the admin endpoints, followed like those of the keys.
     pub(crate) fn identity(&mut self, files: &TlsFiles) -> Result<Arc<Identity>, Error> {
         identity(files, &mut self.identities, &self.watcher)
@@ -183,11 +176,6 @@ impl Engine {
     /// The configuration in use.
     pub(crate) fn config(&self) -> &ShimConfig {
         &self.config
-    }
-
-    /// How long to serve on for clients after SIGTERM.
-    pub(crate) fn linger(&self) -> Duration {
-        self.config.linger
     }
 
     /// Stops listening, and lets open requests finish.
@@ -228,7 +216,10 @@ impl Engine {
         let mut bound = Vec::new();
         for spec in &config.listeners {
             if !self.listeners.contains_key(&spec.endpoint) {
-                bound.push((spec.endpoint.clone(), bind(&spec.endpoint, &config.socket).await?));
+                bound.push((
+                    spec.endpoint.clone(),
+                    bind(&spec.endpoint, &config.options.socket).await?,
+                ));
             }
         }
         Ok(bound)
@@ -247,13 +238,14 @@ impl Engine {
         for (endpoint, listener) in bound {
             let legacy = Arc::new(AtomicU64::new(0));
             let (stopper, stop) = stopper();
-            let service = ShimService { shared: self.shared.clone(), legacy: legacy.clone() };
+            let router = Router { shared: self.shared.clone(), legacy: legacy.clone() };
             let metrics = self.shared.metrics.clone();
+            let service = KmsService::new(router, metrics.requests.clone());
             tracing::info!(socket = %endpoint, "kms listening");
             let refusals = move |count| {
                 metrics.refused.inc_by(count);
             };
-            let (drain, clients) = (config.drain, self.shared.clients.clone());
+            let (drain, clients) = (config.options.drain, self.shared.clients.clone());
             let serving = serve_kms(listener, service, stop, drain, clients, refusals);
             let server = tokio::spawn(serving);
             self.listeners.insert(endpoint, Running { legacy, stopper, server });
@@ -276,20 +268,10 @@ impl Engine {
         });
     }
 
-    /// Says what is in use, once it is on disk: what has been said to be in use must be found
-    /// there at the next start.
+    /// What the admin endpoints show beside the configuration.
     fn tell(&self) {
-        let config = &self.config;
-        for warning in &config.warnings {
-            tracing::warn!(warning, "the configuration is used otherwise than it says");
-        }
-        let mut info = self.shared.info();
-        info.revision.clone_from(&config.revision);
-        info.loaded = time(SystemTime::now());
-        info.refused = None;
-        info.warnings.clone_from(&config.warnings);
-        info.listeners = config.listeners.iter().map(|spec| spec.endpoint.to_string()).collect();
-        drop(info);
+        let listeners = self.config.listeners.iter().map(|spec| spec.endpoint.to_string());
+        *self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner) = listeners.collect();
         *self.shared.identities.lock().unwrap_or_else(PoisonError::into_inner) =
             self.identities.values().map(|(identity, _)| identity.clone()).collect();
     }
@@ -384,7 +366,9 @@ fn links(
         }),
         None => None,
     };
-    let link = |address: &Address| Link::new(address.clone(), tls.clone(), metrics.clone());
+    let link = |address: &Address| {
+        Link::new(address.clone(), spec.server_uids.clone(), tls.clone(), metrics.clone())
+    };
     Ok(spec.endpoints.iter().map(link).collect())
 }
 

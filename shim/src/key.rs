@@ -1,6 +1,10 @@
 //! One key of the shim: its endpoints, its health, what it must be able to read, and the key_id
 //! that may be announced for it.
 
+mod proof;
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +13,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use sidekey_core::config::{KeyNumber, LAST_BACKOFF, ProbeOptions};
-use sidekey_core::{Call, Canary, Error, Health, KeyId, Kind, Sealed, Secret, jitter};
+use sidekey_core::{Backoff, Call, Error, Health, KeyId, Kind, Sealed, Secret, jitter};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -17,8 +21,7 @@ use tokio::time::Instant;
 use crate::call::{Client, Failure};
 use crate::config::{Mode, Role, UpstreamSpec};
 use crate::memory::Memory;
-use crate::probe::Plan;
-use crate::upstream::{Round, Upstream};
+use crate::upstream::Upstream;
 
 /// The first wait after a failed probe; it doubles up to [`LAST_BACKOFF`]. Both delay the return
 /// of a write key.
@@ -142,20 +145,6 @@ impl Key {
         !self.has_read.load(Ordering::Relaxed) && !self.upstream.has_read()
     }
 
-    /// What a key must do before it is loaded, and at every probe. `None` for a read key that
-    /// answers and has proven nothing, else how old the proof is.
-    pub(crate) async fn prove(
-        &self,
-        role: Role,
-        call: &Call<'_>,
-        patience: Duration,
-    ) -> Result<Option<Duration>, Failure> {
-        match role {
-            Role::Write => self.prove_writer(call, patience).await.map(Some),
-            Role::Read => self.prove_reader(patience).await,
-        }
-    }
-
     /// Notes that the key worked so long ago. An answer counts for a few seconds however old the
     /// provider's proof is: the provider's coast decides, not ours, while it can be asked.
     pub(crate) fn note_proof(&self, age: Duration) {
@@ -206,17 +195,21 @@ impl Key {
         }
         let (key, suspicion) = (Arc::downgrade(self), self.suspicion.clone());
         let task = tokio::spawn(async move {
-            let mut backoff = FIRST_BACKOFF;
+            let mut backoff = Backoff::new(FIRST_BACKOFF, LAST_BACKOFF);
             loop {
                 let Some(strong) = key.upgrade() else { return };
                 let healthy = strong.probe().await;
                 let interval = lock(&strong.duty).1.interval;
                 // A key that was removed must be able to go while we wait.
                 drop(strong);
-                let pause = if healthy { interval } else { backoff.min(interval) };
-                backoff = if healthy { FIRST_BACKOFF } else { (backoff * 2).min(LAST_BACKOFF) };
+                let pause = if healthy {
+                    backoff.reset();
+                    jitter(interval)
+                } else {
+                    backoff.delay().min(interval)
+                };
                 tokio::select! {
-                    () = tokio::time::sleep(jitter(pause)) => {}
+                    () = tokio::time::sleep(pause) => {}
                     // A storm of failures must not become a storm of probes.
                     () = suspicion.notified() => tokio::time::sleep(FIRST_BACKOFF).await,
                 }
@@ -263,76 +256,6 @@ impl Key {
         }
     }
 
-    /// What a key must do before it may write: answer Status, read what the key wrote before, and
-    /// wrap and unwrap under a new key_id. Then that is announced.
-    async fn prove_writer(&self, call: &Call<'_>, patience: Duration) -> Result<Duration, Failure> {
-        let announced = self.announced();
-        let announced = announced.as_ref().map(|announced| &announced.inner);
-        let wanted = announced.or(self.wanted.as_ref());
-        let round = self.upstream.probe(&self.plan(Role::Write), wanted, patience).await?;
-        let key_id = self.choose(round, wanted)?;
-        if announced != Some(&key_id) {
-            let sample = self.round_trip(&key_id, call).await.map_err(Failure::of_data_call)?;
-            self.announce(&key_id, sample).map_err(Failure::Answered)?;
-        }
-        Ok(self.upstream.proof_age(&key_id))
-    }
-
-    /// The key_id to write under: the announced one while an endpoint reports it, else a new one.
-    fn choose(&self, round: Round, wanted: Option<&KeyId>) -> Result<KeyId, Failure> {
-        if let (true, Some((_, error))) = (round.good.is_empty(), round.fair) {
-            // It was being probed as a read key.
-            return Err(Failure::Answered(Error::new(error.kind(), error.report())));
-        }
-        let past = lock(&self.past);
-        let mut good = round.good.into_iter();
-        let found = match wanted {
-            Some(wanted) if good.as_slice().contains(wanted) => Some(wanted.clone()),
-            _ => good.find(|key_id| !past.contains(key_id)),
-        };
-        found.ok_or_else(|| {
-            let text = format!("key {} has gone back to an older key_id", self.id);
-            let error = Error::new(Kind::Unavailable, text);
-            Failure::Unanswered(error.with_hint("check the provider's replicas"))
-        })
-    }
-
-    /// What a key must do to read: read what it read before. Without that it must answer.
-    async fn prove_reader(&self, patience: Duration) -> Result<Option<Duration>, Failure> {
-        let round = self.upstream.probe(&self.plan(Role::Read), None, patience).await?;
-        if let Some(key_id) = round.good.into_iter().next() {
-            let age = self.upstream.proof_age(&key_id);
-            self.follow(&key_id);
-            *lock(&self.reported) = Some(key_id);
-            return Ok(Some(age));
-        }
-        match round.fair {
-            Some((false, error)) => {
-                if !self.health.was_proven() {
-                    self.health.failed(&error);
-                }
-                Ok(None)
-            }
-            _ => Ok(Some(Duration::ZERO)),
-        }
-    }
-
-    fn plan(&self, role: Role) -> Plan {
-        let memory = match &self.spec.canary {
-            Some(canary) => Some(Memory::from(canary)),
-            None => self.memory(),
-        };
-        let (external, timeout) = (self.spec.external, lock(&self.duty).1.timeout);
-        Plan { key: self.id, role, external, memory, timeout }
-    }
-
-    /// What was remembered under an older version is replaced when there is something newer,
-    /// because old versions may be retired.
-    fn follow(&self, key_id: &KeyId) {
-        let old = lock(&self.memory).as_ref().is_none_or(|memory| memory.sealed.key_id != *key_id);
-        self.attentive.store(old, Ordering::Relaxed);
-    }
-
     fn note_read(&self, sealed: &Sealed) {
         let reported = lock(&self.reported).clone();
         let mut memory = lock(&self.memory);
@@ -349,15 +272,6 @@ impl Key {
         if lock(&self.duty).0 == Role::Read && !self.is_up() {
             self.note_proof(Duration::ZERO);
         }
-    }
-
-    async fn round_trip(&self, key_id: &KeyId, call: &Call<'_>) -> Result<Memory, Failure> {
-        let plaintext = Secret::random(32).map_err(Failure::Answered)?;
-        let bytes = Bytes::copy_from_slice(plaintext.expose());
-        let before = self.plan(Role::Write).memory;
-        let sealed = self.wrap(key_id, &bytes, call).await?;
-        let on_trust = before.is_none_or(|memory| memory.fresh);
-        Ok(Memory::written(&Canary::new(sealed, &plaintext), on_trust))
     }
 
     /// Wraps under `key_id`, on the endpoints that report it; the answer carries the provider's
@@ -411,17 +325,6 @@ impl Key {
         Ok(sealed)
     }
 
-    fn announce(&self, inner: &KeyId, sample: Memory) -> Result<(), Error> {
-        let outer = self.outer(inner)?;
-        lock(&self.past).insert(inner.clone());
-        *lock(&self.memory) = Some(sample);
-        self.attentive.store(false, Ordering::Relaxed);
-        self.remembered.notify_one();
-        tracing::info!(key = %self.id, key_id_hash = outer.hash(), "key_id is proven");
-        self.announced.store(Some(Arc::new(Announced { inner: inner.clone(), outer })));
-        Ok(())
-    }
-
     /// A key_id of the provider's as kube-apiserver sees it.
     fn outer(&self, inner: &KeyId) -> Result<KeyId, Error> {
         if self.mode == Mode::Forward {
@@ -455,6 +358,3 @@ impl Drop for Key {
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-#[cfg(test)]
-mod tests;

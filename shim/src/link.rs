@@ -15,9 +15,9 @@ use tokio::time::Instant;
 
 use crate::call::{Client, Failure};
 use crate::config::Address;
-use crate::metrics::{ForwardError, Metrics};
+use crate::metrics::Metrics;
 use crate::probe::Found;
-use crate::tls::Identity;
+use crate::tls::{Identity, Server};
 
 /// A plugin that does not take a connection in this time is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -25,6 +25,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// One endpoint of a key.
 pub(crate) struct Link {
     address: Address,
+    /// The uids that may serve a unix socket.
+    server_uids: Vec<u32>,
     tls: Option<Tls>,
     pub(crate) metrics: Arc<Metrics>,
     open: Mutex<Option<Open>>,
@@ -72,12 +74,20 @@ struct Open {
     stub: KeyManagementServiceClient<Connection>,
     connection: Connection,
     number: u64,
+    /// Who serves an `https` link.
+    server: Option<Server>,
 }
 
 impl Link {
-    pub(crate) fn new(address: Address, tls: Option<Tls>, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub(crate) fn new(
+        address: Address,
+        server_uids: Vec<u32>,
+        tls: Option<Tls>,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             address,
+            server_uids,
             tls,
             metrics,
             open: Mutex::new(None),
@@ -118,7 +128,7 @@ impl Link {
         }
         // Boxed, because every call would carry the room that a TLS handshake needs.
         Box::pin(self.reconnect(deadline)).await.map_err(|error| {
-            self.metrics.forward_error(ForwardError::Connection);
+            self.metrics.unconnected.inc();
             self.set_failing(true);
             Failure::Unanswered(error)
         })
@@ -129,8 +139,11 @@ impl Link {
         *self.open.lock().await = None;
     }
 
+    /// What is open, unless its server would not be accepted now: our CA may have changed.
     fn usable(self: &Arc<Self>, open: Option<&Open>) -> Option<Client> {
-        let open = open.filter(|open| !open.connection.is_closed())?;
+        let open = open.filter(|open| {
+            !open.connection.is_closed() && open.server.as_ref().is_none_or(Server::is_trusted)
+        })?;
         Some(Client { link: self.clone(), number: open.number, stub: open.stub.clone() })
     }
 
@@ -141,10 +154,13 @@ impl Link {
             if let Some(client) = self.usable(open.as_ref()) {
                 return Ok(client);
             }
-            *open = None;
-            let (stub, connection) = self.connect().await?;
+            if open.take().is_some_and(|open| !open.connection.is_closed()) {
+                tracing::info!(endpoint = %self.address,
+                    "connection given up: the server's certificate is no longer accepted");
+            }
+            let (stub, connection, server) = self.connect().await?;
             let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
-            *open = Some(Open { stub: stub.clone(), connection, number });
+            *open = Some(Open { stub: stub.clone(), connection, number, server });
             Ok(Client { link: self.clone(), number, stub })
         };
         tokio::time::timeout_at(limit, connecting).await.unwrap_or_else(|_| {
@@ -152,16 +168,18 @@ impl Link {
         })
     }
 
-    async fn connect(&self) -> Result<(KeyManagementServiceClient<Connection>, Connection), Error> {
+    async fn connect(
+        &self,
+    ) -> Result<(KeyManagementServiceClient<Connection>, Connection, Option<Server>), Error> {
         let failed =
             |what: &str| Error::new(Kind::Unavailable, format!("cannot {what} {}", self.address));
-        match &self.address {
+        let (opened, server) = match &self.address {
             Address::Unix(endpoint) => {
-                let stream = endpoint.connect().await.and_then(QuietStream::new);
-                let stream = stream.map_err(|error| failed("connect to").with_source(error))?;
-                client::open(stream, Uri::from_static("http://localhost"))
-                    .await
-                    .map_err(|error| failed("speak HTTP/2 with").with_source(error))
+                let not_connected = |error| failed("connect to").with_source(error);
+                let stream = endpoint.connect().await.map_err(not_connected)?;
+                endpoint.check_server(&stream, &self.server_uids)?;
+                let stream = QuietStream::new(stream).map_err(not_connected)?;
+                (client::open(stream, Uri::from_static("http://localhost")).await, None)
             }
             Address::Https { host, port } => {
                 let tls = self.tls.as_ref().ok_or_else(|| failed("find certificates for"))?;
@@ -169,12 +187,14 @@ impl Link {
                 let stream = stream.map_err(|error| failed("connect to").with_source(error))?;
                 let name = tls.server_name.as_deref().unwrap_or(host);
                 let stream = tls.identity.connect(stream, name).await?;
+                let server = tls.identity.server(&stream, name);
                 let origin = self.address.to_string().parse();
                 let origin = origin.unwrap_or_else(|_| Uri::from_static("https://localhost"));
-                client::open(stream, origin)
-                    .await
-                    .map_err(|error| failed("speak HTTP/2 with").with_source(error))
+                (client::open(stream, origin).await, server)
             }
-        }
+        };
+        let (stub, connection) =
+            opened.map_err(|error| failed("speak HTTP/2 with").with_source(error))?;
+        Ok((stub, connection, server))
     }
 }

@@ -3,10 +3,13 @@
 //! Where the configuration gives no canary, a write key has one that the shim wrapped itself, and
 //! a read key the first ciphertext that it decrypted. Both are kept with the last good
 //! configuration. They are no secrets: wrapped bytes, and a hash of 32 random ones.
+//!
+//! A canary may outlive the version that wrapped it. What the key has written since it had read that
+//! very canary stands in for it then: whoever reads it has the same KEK.
 
 use serde_json::Value;
 use sidekey_core::config::{KeyNumber, Problems};
-use sidekey_core::{Canary, Error, KeyId, Kind, Sealed, Secret};
+use sidekey_core::{Canary, Error, KeyId, Kind, Sealed, Secret, hex, sha256};
 use tokio::time::Instant;
 
 use crate::call::{Client, Failure};
@@ -23,17 +26,32 @@ pub(crate) struct Memory {
     /// Written by this very process on trust: that it can be read proves nothing of what was
     /// written before.
     pub(crate) fresh: bool,
+    /// The canary of the configuration that its writer had read, as a digest.
+    vouched_by: Option<String>,
+    /// What decides where this cannot be read.
+    stand_in: Option<Box<Memory>>,
 }
 
+/// Under what name [`Memory::vouched_by`] is kept.
+const VOUCHED_BY: &str = "vouchedBy";
+
 impl Memory {
-    /// What was decrypted for a caller: what is in it is none of our business.
-    pub(crate) fn read(sealed: Sealed) -> Self {
-        Self { sealed, sha256: None, fresh: false }
+    /// The canary of a configuration; what the key has written since it had read it stands in.
+    pub(crate) fn of_canary(canary: &Canary, own: Option<Self>) -> Self {
+        let digest = digest(canary);
+        let own = own.filter(|own| own.vouched_by.as_ref() == Some(&digest));
+        Self { stand_in: own.map(Box::new), ..Self::from(canary) }
     }
 
-    /// What the shim has just written; on trust, if there was nothing to read before.
-    pub(crate) fn written(canary: &Canary, on_trust: bool) -> Self {
-        Self { fresh: on_trust, ..Self::from(canary) }
+    /// What was decrypted for a caller: what is in it is none of our business.
+    pub(crate) fn read(sealed: Sealed) -> Self {
+        Self { sealed, sha256: None, fresh: false, vouched_by: None, stand_in: None }
+    }
+
+    /// What the shim has just written, with a plugin that has read `canary`; on trust, if there was
+    /// nothing to read before.
+    pub(crate) fn written(sample: &Canary, canary: Option<&Canary>, on_trust: bool) -> Self {
+        Self { fresh: on_trust, vouched_by: canary.map(digest), ..Self::from(sample) }
     }
 
     /// The key_id under which the shim itself wrote it, if it did.
@@ -48,24 +66,46 @@ impl Memory {
         if self.sha256.is_none() {
             document["sha256"] = Value::Null;
         }
+        if let Some(digest) = &self.vouched_by {
+            document[VOUCHED_BY] = digest.as_str().into();
+        }
         document
     }
 
     /// Reads that form.
     pub(crate) fn parse(mut document: Value) -> Option<Self> {
         let known = !document.get("sha256")?.is_null();
+        let vouched_by = document.as_object_mut()?.remove(VOUCHED_BY);
+        let vouched_by = vouched_by.and_then(|digest| Some(digest.as_str()?.to_owned()));
         if !known {
             document["sha256"] = NO_HASH.into();
         }
         let mut problems = Problems::default();
         let canary = Canary::parse(&document, &mut problems).filter(|_| problems.is_empty())?;
         let sha256 = known.then_some(canary.sha256);
-        Some(Self { sealed: canary.sealed, sha256, fresh: false })
+        Some(Self { sealed: canary.sealed, sha256, fresh: false, vouched_by, stand_in: None })
     }
 
-    /// Has the plugin decrypt it. A plugin with another KEK cannot; one whose KMS is away has
-    /// proven nothing.
+    /// Has the plugin decrypt it, or what stands in for it. A plugin with another KEK cannot; one
+    /// whose KMS is away has proven nothing.
     pub(crate) async fn check(
+        &self,
+        key: KeyNumber,
+        client: &mut Client,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        match (self.check_itself(key, client, deadline).await, &self.stand_in) {
+            (Err(Failure::Answered(error)), Some(stand_in)) if error.is_lasting() => {
+                stand_in.check_itself(key, client, deadline).await?;
+                tracing::warn!(%key, error = error.report(),
+                    "the canary cannot be read any more, but what the key has written since it was can: publish a new canary");
+                Ok(())
+            }
+            (result, _) => result,
+        }
+    }
+
+    async fn check_itself(
         &self,
         key: KeyNumber,
         client: &mut Client,
@@ -102,8 +142,12 @@ impl Memory {
 impl From<&Canary> for Memory {
     fn from(canary: &Canary) -> Self {
         let sha256 = Some(canary.sha256.clone());
-        Self { sealed: canary.sealed.clone(), sha256, fresh: false }
+        Self { sha256, ..Self::read(canary.sealed.clone()) }
     }
+}
+
+fn digest(canary: &Canary) -> String {
+    hex(&sha256(canary.document().to_string().as_bytes()))
 }
 
 #[cfg(test)]
@@ -123,7 +167,8 @@ mod tests {
             annotations: [("a.example".to_owned(), Bytes::from_static(b"x"))].into(),
         };
         let canary = Canary::new(sealed.clone(), &Secret::new(vec![7; 32]));
-        for memory in [Memory::from(&canary), Memory::read(sealed)] {
+        let vouched = Memory::written(&canary, Some(&canary), false);
+        for memory in [Memory::from(&canary), Memory::read(sealed), vouched] {
             assert_eq!(Memory::parse(memory.document()), Some(memory));
         }
         for broken in [Value::Null, "x".into(), serde_json::json!({"sha256": null})] {

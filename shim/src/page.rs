@@ -57,14 +57,14 @@ fn notes(status: &ShimStatus) -> String {
             escape(reason)
         ));
     }
-    if let Some(refused) = &status.config.refused {
+    if let Some(refused) = &status.config.config.refused {
         notes.push_str(&format!(
             "<section class=\"note\" id=\"refused\"><h2>A newer configuration is refused</h2>The last good one stays in use, and the newer one is tried again by itself. Last tried: {}.<pre>{}</pre></section>",
             moment(&refused.at),
             escape(&refused.error)
         ));
     }
-    for warning in &status.config.warnings {
+    for warning in &status.config.config.warnings {
         notes.push_str(&format!(
             "<section class=\"note\"><h2>The configuration is used otherwise than it says</h2><pre>{}</pre></section>",
             escape(warning)
@@ -84,8 +84,8 @@ fn configuration(status: &ShimStatus) -> String {
                 escape(status.revision.as_deref().unwrap_or("none"))
             ),
         ),
-        ("Loaded", moment(&status.config.loaded)),
-        ("From", code(&status.config.source)),
+        ("Loaded", moment(&status.config.config.loaded)),
+        ("From", code(&status.config.config.source)),
         ("Listens on", listeners.join("<br>")),
         (
             "key_id hash",

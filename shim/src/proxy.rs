@@ -12,30 +12,30 @@
 
 mod command;
 mod config;
+mod leg;
 mod metrics;
 mod plugin;
 mod probe;
 mod server;
-mod service;
 mod status;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use sidekey_core::app::{App, Begun, ConfigState};
 use sidekey_core::server::{Stopper, stopper};
 use sidekey_core::telemetry::RateLimit;
-use sidekey_core::{Ending, Error, Kind, Source, Watcher};
+use sidekey_core::{Error, Kind, Source, Watcher};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::tls::Identity;
 pub use command::run;
-pub use config::{Access, Clients, Config, Operation};
+pub use config::{Access, Clients, Config};
 use metrics::Metrics;
 use plugin::Plugin;
-use status::ConfigStatus;
 
 /// What every connection and the admin endpoints share.
 struct Shared {
@@ -48,9 +48,8 @@ struct Shared {
     drain: ArcSwap<Duration>,
     connected: sidekey_core::Clients,
     metrics: Metrics,
-    config: Mutex<ConfigStatus>,
+    config: ConfigState,
     rejections_logged: RateLimit,
-    failures_logged: RateLimit,
 }
 
 /// A running proxy.
@@ -85,18 +84,21 @@ impl Proxy {
         }
         let follower = identity.as_ref().map(|identity| tokio::spawn(identity.follow(watcher)));
         let follower = follower.map(|follower| follower.abort_handle());
+        let metrics = Metrics::new(identity.is_some());
         let shared = Arc::new(Shared {
             started: SystemTime::now(),
             address,
-            metrics: Metrics::new(identity.is_some()),
+            config: ConfigState::new(source.to_owned(), metrics.config_reloads.clone()),
+            metrics,
             identity,
             clients: ArcSwap::from_pointee(clients),
-            plugin: ArcSwap::from_pointee(Plugin::new(config.plugin.clone())),
-            drain: ArcSwap::from_pointee(config.drain),
+            plugin: ArcSwap::from_pointee(Plugin::new(
+                config.plugin.clone(),
+                config.server_uids.clone(),
+            )),
+            drain: ArcSwap::from_pointee(config.options.drain),
             connected: sidekey_core::Clients::default(),
-            config: Mutex::new(ConfigStatus::new(source, config.revision.as_deref())),
             rejections_logged: RateLimit::of_requests(),
-            failures_logged: RateLimit::of_requests(),
         });
         let keeper = keep(shared.plugin.load_full());
         let (stopper, stop) = stopper();
@@ -108,20 +110,36 @@ impl Proxy {
     pub fn address(&self) -> SocketAddr {
         self.shared.address
     }
+}
 
-    /// What the admin endpoints show.
-    pub fn source(&self) -> Arc<dyn Source> {
+impl App for Proxy {
+    type Config = Config;
+
+    fn source(&self) -> Arc<dyn Source> {
         self.shared.clone()
+    }
+
+    fn clients(&self) -> sidekey_core::Clients {
+        self.shared.connected.clone()
+    }
+
+    fn state(&self) -> &ConfigState {
+        &self.shared.config
+    }
+
+    /// All is in place since it was started.
+    async fn begin(&mut self, config: Config) -> Result<Begun, Error> {
+        Ok(Begun { options: config.options, refused: None })
     }
 
     /// Uses another configuration from now on. Everything that can fail comes first; if it does,
     /// nothing has changed. Open connections stay.
-    pub async fn apply(&mut self, config: Config) -> Result<(), Error> {
-        self.check_fixed(&config)?;
-        let plugin = if config.plugin == self.config.plugin {
+    async fn apply(&mut self, config: Config) -> Result<(), Error> {
+        let served = |config: &Config| (config.plugin.clone(), config.server_uids.clone());
+        let plugin = if served(&config) == served(&self.config) {
             None
         } else {
-            let plugin = Plugin::new(config.plugin.clone());
+            let plugin = Plugin::new(config.plugin.clone(), config.server_uids.clone());
             plugin.try_out().await.map_err(|failure| {
                 Error::new(Kind::Unavailable, failure.text())
                     .with_hint("the plugin in use stays until the new one can be reached")
@@ -139,48 +157,15 @@ impl Proxy {
             self.shared.plugin.store(plugin.clone());
             self.keeper = keep(plugin);
         }
-        self.shared.drain.store(Arc::new(config.drain));
+        self.shared.drain.store(Arc::new(config.options.drain));
         self.config = config;
         Ok(())
     }
 
-    /// Notes how an attempt to take over a changed configuration ended.
-    pub fn note(&self, result: &Result<(), String>) {
-        self.shared.metrics.config_reload(result.is_ok());
-        self.shared.note(result, self.config.revision.as_deref());
-    }
-
-    /// Waits for the order to end and, where `linger` says so, for the clients.
-    fn ending(&self) -> Ending {
-        Ending::new(self.shared.connected.clone())
-    }
-
     /// Takes no new connections, lets open requests end, but no longer than `drain`.
-    pub async fn stop(mut self) {
+    async fn end(mut self) {
         self.stopper.stop();
         let _ = (&mut self.server).await;
-    }
-
-    /// What is bound once cannot be changed while clients hold connections to it.
-    fn check_fixed(&self, new: &Config) -> Result<(), Error> {
-        let old = &self.config;
-        let plain = |config: &Config| config.access == Access::Plaintext;
-        let changed = [
-            ("listen", old.listen != new.listen),
-            ("plaintext", plain(old) != plain(new)),
-            ("admin", old.admin.address != new.admin.address),
-            ("adminSocket", old.admin.socket != new.admin.socket),
-            ("socket", old.socket != new.socket),
-            ("filePoll", old.file_poll != new.file_poll),
-            ("log.format", old.log.format != new.log.format),
-        ];
-        let changed: Vec<_> =
-            changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect();
-        if changed.is_empty() {
-            return Ok(());
-        }
-        let text = format!("{} cannot be changed while the proxy runs", changed.join(", "));
-        Err(Error::new(Kind::Config, text).with_hint("restart it, or take the change back"))
     }
 }
 

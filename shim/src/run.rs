@@ -1,4 +1,4 @@
-//! The life of the shim process.
+//! The command line of the shim, and how it starts.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
-use sidekey_core::config::{self as core_config, LogFormat, Problems};
-use sidekey_core::process::{FixedFields, Signals, arguments, no_core_dumps, start_admin};
-use sidekey_core::telemetry::{self, LevelHandle};
+use sidekey_core::app::{App, Begun, ConfigState, Given, Program, Surroundings, serve};
+use sidekey_core::config::{Problems, overlay};
+use sidekey_core::process::command_line;
+use sidekey_core::telemetry::LevelHandle;
 use sidekey_core::{
-    ConfigFile, Digest, EXIT_USAGE, Ending, Endpoint, Error, Farewell, Files, Output, Watcher, ask,
-    mistakes, print, read_file, usage,
+    Clients, Error, Output, ProbeArgs, ProcessFlags, Source, ask, mistakes, read_file, report,
+    usage,
 };
 
 use crate::admin_tls::{AllowList, serve_admin_tls};
@@ -46,7 +47,7 @@ struct CommandTree {
     command: Option<Command>,
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 struct Flags {
     /// Configuration: a YAML file, an EncryptionConfiguration, or a directory that holds one
     #[arg(long, value_name = "PATH")]
@@ -57,19 +58,11 @@ struct Flags {
     /// Socket for kube-apiserver; wins over the file's
     #[arg(long, value_name = "SOCKET")]
     listen: Option<String>,
-    /// Address of the admin server (/livez /readyz /healthz /metrics /status /); port 0 picks one
-    #[arg(long, value_name = "IP:PORT")]
-    admin: Option<String>,
-    /// How long to serve on after SIGTERM while kube-apiserver is connected, where it is told to
-    /// end at the same moment
-    #[arg(long, value_name = "TIME")]
-    linger: Option<String>,
-    /// Log lines for people or for machines
-    #[arg(long, value_name = "FORMAT")]
-    log_format: Option<LogFormat>,
-    /// error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL")]
-    log_level: Option<String>,
+    /// The uids that may serve plugins' sockets, for keys that name none (default: our own, root)
+    #[arg(long, value_name = "UID", value_delimiter = ',')]
+    server_uids: Vec<u32>,
+    #[command(flatten)]
+    process: ProcessFlags,
 }
 
 #[derive(Debug, Subcommand)]
@@ -93,89 +86,63 @@ enum Command {
     #[command(
         after_help = "Examples:\n  sidekey-shim probe --socket unix:///var/run/kmsplugin/kms.sock            # listens (startup probe)\n  sidekey-shim probe --socket unix:///var/run/kmsplugin/kms.sock --healthy  # Status is ok\n\nExit codes: 0 yes, 1 no."
     )]
-    Probe {
-        /// Socket of the shim
-        #[arg(long, value_name = "SOCKET")]
-        socket: Endpoint,
-        /// Ask for more than a listening socket: Status must be ok
-        #[arg(long)]
-        healthy: bool,
-        /// How long to wait for an answer
-        #[arg(long, value_name = "TIME", default_value = "3s")]
-        timeout: String,
-        /// How to answer
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Output,
-    },
+    Probe(ProbeArgs),
+}
+
+/// The shim, as its flags have set it up.
+struct ShimProgram {
+    flags: Flags,
+    file: Option<PathBuf>,
+    /// What is on disk of the runs before this one.
+    stored: Option<LastGood>,
+    /// The configuration in it, if it may take the place of the given one.
+    fallback: Option<ShimConfig>,
+}
+
+/// A running shim.
+struct ShimApp {
+    engine: Engine,
+    fallback: Option<ShimConfig>,
+    /// Who may call `adminTls`.
+    allow: Arc<AllowList>,
+    level: LevelHandle,
 }
 
 /// The whole of the shim's `main`.
 pub fn run() -> ExitCode {
-    no_core_dumps();
-    match CommandTree::try_parse_from(arguments(std::env::args_os())) {
-        Err(error) => {
-            // Nothing more can be done if the terminal is gone.
-            let _ = error.print();
-            ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { 0 })
-        }
+    match command_line::<CommandTree>() {
+        Err(code) => code,
         Ok(CommandTree { command: Some(Command::Check { config, listen, output }), .. }) => {
-            let flags = Flags { config: Some(config), listen, ..Flags::none() };
-            check(&flags, output)
+            let source = config.display().to_string();
+            let flags = Flags { config: Some(config), listen, ..Flags::default() };
+            let read = flags.file().and_then(|file| match file {
+                Some(file) => read_file(&file),
+                None => flags.forwarding(),
+            });
+            let checked = read.and_then(|document| flags.parse(document));
+            report(&source, &checked.err().unwrap_or_default(), output)
         }
-        Ok(CommandTree {
-            command: Some(Command::Probe { socket, healthy, timeout, output }),
-            ..
-        }) => match core_config::parse_duration(&timeout) {
-            Ok(limit) => print(ask(&socket, healthy, limit), output),
-            Err(text) => usage(&format!("--timeout: {text}")),
-        },
-        Ok(CommandTree { flags, command: None }) => serve(flags),
+        Ok(CommandTree { command: Some(Command::Probe(asked)), .. }) => ask(&asked),
+        Ok(CommandTree { flags, command: None }) => {
+            let given = flags.file().and_then(|file| match file {
+                Some(file) => Ok(Given::File(file)),
+                None => flags.forwarding().map(Given::CommandLine),
+            });
+            let given = match given {
+                Ok(given) => given,
+                Err(problems) => {
+                    let path = flags.config.as_deref().map(|path| path.display().to_string());
+                    let source = path.unwrap_or_else(|| "the command line".to_owned());
+                    return usage(&mistakes(&source, &problems));
+                }
+            };
+            let file = if let Given::File(file) = &given { Some(file.clone()) } else { None };
+            serve(ShimProgram { flags, file, stored: None, fallback: None }, given)
+        }
     }
 }
 
 impl Flags {
-    fn none() -> Self {
-        Self {
-            config: None,
-            forward: None,
-            listen: None,
-            admin: None,
-            linger: None,
-            log_format: None,
-            log_level: None,
-        }
-    }
-
-    /// Lays the flags over a document, whatever layout it came in; flags win.
-    fn finish(&self, document: Value) -> Result<Value, Problems> {
-        let mut document = config::from_encryption_configuration(document)?;
-        if !document.is_object() {
-            return Err(Problems::one("", "is not a mapping"));
-        }
-        let format = self.log_format.map(|format| match format {
-            LogFormat::Text => "text".to_owned(),
-            LogFormat::Json => "json".to_owned(),
-        });
-        for (path, value) in [
-            ("/listen", &self.listen),
-            ("/admin", &self.admin),
-            ("/linger", &self.linger),
-            ("/log/format", &format),
-            ("/log/level", &self.log_level),
-        ] {
-            let Some(value) = value else { continue };
-            let mut node = &mut document;
-            for part in path.split('/').skip(1) {
-                if !node.is_object() {
-                    *node = json!({});
-                }
-                node = &mut node[part];
-            }
-            *node = value.clone().into();
-        }
-        Ok(document)
-    }
-
     /// The file to read and to watch.
     fn file(&self) -> Result<Option<PathBuf>, Problems> {
         match &self.config {
@@ -184,75 +151,120 @@ impl Flags {
         }
     }
 
-    fn load(&self, file: Option<&Path>) -> Result<ShimConfig, Problems> {
-        let document = match (file, &self.forward) {
-            (Some(file), _) => read_file(file)?,
-            (None, Some(endpoint)) => {
-                json!({"mode": "forward", "keys": [{"id": "1", "role": "write", "endpoints": [endpoint]}]})
-            }
-            (None, None) => {
-                return Err(Problems::one("", "give --config or --forward; see --help"));
-            }
+    /// The document that `--forward` stands for.
+    fn forwarding(&self) -> Result<Value, Problems> {
+        let Some(endpoint) = &self.forward else {
+            return Err(Problems::one("", "give --config or --forward; see --help"));
         };
-        config::parse(&self.finish(document)?)
+        let key = json!({"id": "1", "role": "write", "endpoints": [endpoint]});
+        Ok(json!({"mode": "forward", "keys": [key]}))
     }
-}
 
-fn check(flags: &Flags, output: Output) -> ExitCode {
-    let source =
-        flags.config.as_deref().map_or_else(String::new, |path| path.display().to_string());
-    let result = flags.file().and_then(|file| flags.load(file.as_deref()));
-    let problems = result.err().unwrap_or_default();
-    if output == Output::Json {
-        let list: Vec<_> = problems
-            .iter()
-            .map(|problem| json!({"path": problem.path, "message": problem.message}))
-            .collect();
-        println!("{:#}", json!({"file": source, "ok": problems.is_empty(), "mistakes": list}));
-    } else if problems.is_empty() {
-        println!("{source} is sound");
-    } else {
-        eprintln!("error: {}", mistakes(&source, &problems));
-    }
-    if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) }
-}
-
-fn serve(flags: Flags) -> ExitCode {
-    let source = match (&flags.config, &flags.forward) {
-        (Some(path), _) => path.display().to_string(),
-        _ => "the command line".to_owned(),
-    };
-    let file = match flags.file() {
-        Ok(file) => file,
-        Err(problems) => return usage(&mistakes(&source, &problems)),
-    };
-    // Before the reading: what changes after it is told, at worst twice.
-    let known = file.as_deref().and_then(|path| Files::read([path]).ok()).map(|read| read.digest());
-    let loaded = flags.load(file.as_deref());
-    let stored = stored(&flags, file.as_deref(), loaded.as_ref().ok());
-    // A command line is not tried again, so nothing takes its place either.
-    let fallback = stored.as_ref().filter(|_| file.is_some());
-    let fallback = fallback.and_then(|stored| config::parse(&stored.document).ok());
-    let (config, refused) = match (loaded, &fallback) {
-        (Ok(config), _) => (config, None),
-        (Err(problems), Some(fallback)) => (fallback.clone(), Some(mistakes(&source, &problems))),
-        (Err(problems), None) => return usage(&mistakes(&source, &problems)),
-    };
-    let level = telemetry::start(config.log);
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return usage(&format!("cannot start the runtime: {error}")),
-    };
-    let start = Start { config, fallback, stored, refused, source, flags, file, known };
-    let result = runtime.block_on(live(start, level));
-    // A second signal must not wait for anything that still runs.
-    runtime.shutdown_background();
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!(error = %error.report(), "cannot go on");
-            ExitCode::FAILURE
+    /// Reads a document, whatever layout it came in, with the flags laid over it.
+    fn parse(&self, document: Value) -> Result<ShimConfig, Problems> {
+        let mut document = config::from_encryption_configuration(document)?;
+        if !document.is_object() {
+            return Err(Problems::one("", "is not a mapping"));
         }
+        self.process.lay_over(&mut document);
+        overlay(&mut document, &["listen"], self.listen.clone());
+        let keys = document.get_mut("keys").and_then(Value::as_array_mut);
+        for key in keys.into_iter().flatten().filter_map(Value::as_object_mut) {
+            if !self.server_uids.is_empty() {
+                key.entry("serverUids").or_insert_with(|| json!(self.server_uids));
+            }
+        }
+        config::parse(&document)
+    }
+}
+
+impl Program for ShimProgram {
+    const NAME: &'static str = "shim";
+    type Config = ShimConfig;
+    type App = ShimApp;
+
+    fn parse(&self, document: Value) -> Result<ShimConfig, Problems> {
+        self.flags.parse(document)
+    }
+
+    fn fallback(&mut self, loaded: Option<&ShimConfig>) -> Option<ShimConfig> {
+        self.stored = stored(&self.flags, self.file.as_deref(), loaded);
+        // A command line is not tried again, so nothing takes its place either.
+        let stored = self.stored.as_ref().filter(|_| self.file.is_some());
+        let fallback = stored.and_then(|stored| config::parse(&stored.document).ok());
+        let Some(loaded) = loaded else { return fallback };
+        self.fallback = fallback.filter(|fallback| fallback.document != loaded.document);
+        None
+    }
+
+    async fn start(
+        &mut self,
+        config: &ShimConfig,
+        surroundings: Surroundings,
+    ) -> Result<ShimApp, Error> {
+        let Surroundings { source, watcher, level } = surroundings;
+        let stored = self.stored.take();
+        let kept = Kept { stored, beside: self.file.as_deref().and_then(LastGood::beside) };
+        let engine = Engine::new(config.clone(), source, watcher, kept)?;
+        let allow = Arc::new(AllowList::new(config));
+        Ok(ShimApp { engine, fallback: self.fallback.take(), allow, level })
+    }
+}
+
+impl App for ShimApp {
+    type Config = ShimConfig;
+
+    fn source(&self) -> Arc<dyn Source> {
+        self.engine.shared.clone()
+    }
+
+    fn clients(&self) -> Clients {
+        self.engine.shared.clients.clone()
+    }
+
+    fn state(&self) -> &ConfigState {
+        &self.engine.shared.config
+    }
+
+    /// The given configuration if it proves itself in time, else the last good one on disk, else
+    /// the given one as it is, because what is reachable is better than nothing.
+    async fn begin(&mut self, config: ShimConfig) -> Result<Begun, Error> {
+        let admin_tls = config.admin_tls.clone();
+        let mut refused = None;
+        match self.fallback.take() {
+            None => self.engine.apply(config, Proof::Cold).await?,
+            Some(other) => {
+                if let Err(error) = self.engine.apply(config, Proof::Within(START_PROOF)).await {
+                    self.engine.apply(other, Proof::Cold).await?;
+                    refused = Some(error.report());
+                }
+            }
+        }
+        self.allow.follow(self.engine.config());
+        if let Some(tls) = admin_tls {
+            let (level, allow) = (self.level.clone(), self.allow.clone());
+            serve_admin_tls(&tls, &mut self.engine, level, allow).await?;
+        }
+        Ok(Begun { options: self.engine.config().options.clone(), refused })
+    }
+
+    async fn apply(&mut self, config: ShimConfig) -> Result<(), Error> {
+        self.engine.apply(config, Proof::Required).await?;
+        self.allow.follow(self.engine.config());
+        Ok(())
+    }
+
+    /// A key has written or read something that is to be kept on disk.
+    async fn due(&self) {
+        self.engine.remembered().await;
+    }
+
+    async fn work(&mut self) {
+        self.engine.store().await;
+    }
+
+    async fn end(self) {
+        self.engine.end().await;
     }
 }
 
@@ -276,175 +288,3 @@ fn stored(flags: &Flags, file: Option<&Path>, config: Option<&ShimConfig>) -> Op
 /// Where the shim listens by default, and so where the last good configuration is looked for
 /// when the configuration cannot say.
 const DEFAULT_SOCKET: &str = "unix:///var/run/kmsplugin/kms.sock";
-
-struct Start {
-    config: ShimConfig,
-    fallback: Option<ShimConfig>,
-    stored: Option<LastGood>,
-    refused: Option<String>,
-    source: String,
-    flags: Flags,
-    file: Option<PathBuf>,
-    known: Option<Digest>,
-}
-
-/// What a start leaves behind for later configurations.
-struct AtStart {
-    fields: FixedFields,
-    /// Who may call `adminTls`.
-    allow: Arc<AllowList>,
-}
-
-async fn live(start: Start, level: LevelHandle) -> Result<(), Error> {
-    let mut signals = Signals::new()?;
-    let Start { config, fallback, stored, refused, source, flags, file, known } = start;
-    tracing::info!(version = sidekey_core::VERSION, config = %config.document, "starting");
-    let watcher = Arc::new(Watcher::new(config.file_poll));
-    let (admin, admin_tls, sockets) =
-        (config.admin.clone(), config.admin_tls.clone(), config.socket.clone());
-    let mut at_start = AtStart {
-        fields: FixedFields::new(fixed(&config), config.log, level.clone()),
-        allow: Arc::new(AllowList::new(&config)),
-    };
-    let kept = Kept { stored, beside: file.as_deref().and_then(LastGood::beside) };
-    let mut engine = Engine::new(config.clone(), source, watcher.clone(), kept)?;
-    let _admin = start_admin(&admin, &sockets, engine.shared.clone(), level.clone()).await?;
-    let refused = first(&mut engine, config, fallback, refused).await?;
-    at_start.allow.follow(engine.config());
-    if let Some(tls) = admin_tls {
-        serve_admin_tls(&tls, &mut engine, level, at_start.allow.clone()).await?;
-    }
-    let mut file = file.map(|path| match known {
-        Some(known) => ConfigFile::watch_since(&watcher, &path, known),
-        None => ConfigFile::watch(&watcher, &path),
-    });
-    if let (Some(error), Some(file)) = (&refused, &mut file) {
-        engine.refuse(error);
-        tracing::warn!(
-            error,
-            "configuration refused at the start, the last good one on disk is in use"
-        );
-        file.retry_current();
-    }
-    let mut ending = Ending::new(engine.shared.clients.clone());
-    let farewell = loop {
-        let linger = engine.linger();
-        tokio::select! {
-            // Keys that hang while they are to prove themselves must not delay the end.
-            farewell = ending.wait(&mut signals, linger) => break farewell,
-            () = step(&mut file, &flags, &mut engine, &mut at_start) => {}
-        }
-    };
-    if farewell == Farewell::AtOnce {
-        return Ok(());
-    }
-    tracing::info!("stopping: waiting for open requests");
-    tokio::select! {
-        () = engine.end() => tracing::info!("stopped"),
-        _ = signals.next() => tracing::warn!("second signal: stopping at once"),
-    }
-    Ok(())
-}
-
-/// The first configuration: the given one if it proves itself in time, else the last good one on
-/// disk, else the given one as it is, because what is reachable is better than nothing. Returns
-/// why the given one is not in use.
-async fn first(
-    engine: &mut Engine,
-    config: ShimConfig,
-    fallback: Option<ShimConfig>,
-    refused: Option<String>,
-) -> Result<Option<String>, Error> {
-    let other = fallback.filter(|fallback| fallback.document != config.document);
-    let (None, Some(other)) = (&refused, other) else {
-        engine.apply(config, Proof::Cold).await?;
-        return Ok(refused);
-    };
-    let Err(error) = engine.apply(config, Proof::Within(START_PROOF)).await else {
-        return Ok(None);
-    };
-    engine.apply(other, Proof::Cold).await.map(|()| Some(error.report()))
-}
-
-/// Takes a changed document over, or keeps on disk what a key has written or read.
-async fn step(
-    file: &mut Option<ConfigFile>,
-    flags: &Flags,
-    engine: &mut Engine,
-    start: &mut AtStart,
-) {
-    tokio::select! {
-        document = next(file) => {
-            if let (true, Some(file)) = (take_over(document, flags, engine, start).await, file) {
-                file.accepted();
-            }
-        }
-        () = engine.remembered() => engine.store().await,
-    }
-}
-
-/// Never ends where there is no file to watch.
-async fn next(file: &mut Option<ConfigFile>) -> Result<Value, String> {
-    match file {
-        Some(file) => file.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Makes a changed document the configuration in use, or says why not.
-async fn take_over(
-    document: Result<Value, String>,
-    flags: &Flags,
-    engine: &mut Engine,
-    start: &mut AtStart,
-) -> bool {
-    let result = match document {
-        Ok(document) => load(document, flags, engine, start).await,
-        Err(error) => Err(error),
-    };
-    match result {
-        Ok(()) => {
-            engine.shared.metrics.reload(true);
-            let revision = engine.shared.info().revision.clone();
-            tracing::info!(revision, "new configuration is in use");
-            true
-        }
-        Err(error) => {
-            engine.refuse(&error);
-            tracing::warn!(error, "new configuration refused, the last good one stays in use");
-            false
-        }
-    }
-}
-
-async fn load(
-    document: Value,
-    flags: &Flags,
-    engine: &mut Engine,
-    start: &mut AtStart,
-) -> Result<(), String> {
-    let mut config = flags
-        .finish(document)
-        .and_then(|document| config::parse(&document))
-        .map_err(|problems| mistakes("the new configuration", &problems))?;
-    config.warnings.extend(start.fields.warning(&fixed(&config), config.log));
-    let log = config.log;
-    engine.apply(config, Proof::Required).await.map_err(|error| error.report())?;
-    start.fields.follow_level(log);
-    start.allow.follow(engine.config());
-    Ok(())
-}
-
-/// What is taken from the configuration once.
-fn fixed(config: &ShimConfig) -> Vec<(&'static str, String)> {
-    let ShimConfig { admin, admin_tls, socket, drain, file_poll, .. } = config;
-    let admin_tls = admin_tls.as_ref().map(|tls| (tls.listen, &tls.files));
-    vec![
-        ("admin", format!("{:?}", admin.address)),
-        ("adminSocket", format!("{:?}", admin.socket)),
-        ("adminTls", format!("{admin_tls:?}")),
-        ("socket", format!("{socket:?}")),
-        ("drain", format!("{drain:?}")),
-        ("filePoll", format!("{file_poll:?}")),
-    ]
-}

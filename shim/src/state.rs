@@ -1,14 +1,13 @@
 //! What listeners, admin endpoints and reloads share.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
-use prometheus_client::registry::Registry;
 use serde::Serialize;
-use sidekey_core::telemetry::RateLimit;
-use sidekey_core::{Clients, Error, Flights, KeyId, Kind, Pulse, Secret, Source, Trouble, time};
+use sidekey_core::app::{ConfigState, ConfigStatus};
+use sidekey_core::{Clients, Error, Flights, KeyId, Kind, Secret, Source, Trouble, time};
 
 use crate::cache::{Cache, Request};
 use crate::config::{Mode, Role};
@@ -21,35 +20,21 @@ use crate::tls::Identity;
 pub(crate) struct Shared {
     table: ArcSwap<Table>,
     cache: ArcSwapOption<Cache>,
-    info: Mutex<Info>,
+    pub(crate) config: ConfigState,
+    pub(crate) listeners: Mutex<Vec<String>>,
     pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
     pub(crate) flights: Flights<Request, Result<Bytes, Arc<Error>>>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) pulse: Pulse,
-    /// Failed requests in the log.
-    pub(crate) failures_logged: RateLimit,
     pub(crate) clients: Clients,
-    registry: Registry,
     started: SystemTime,
 }
 
 /// What is loaded, from where, and what was refused.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Info {
-    pub(crate) source: String,
-    pub(crate) revision: Option<String>,
-    pub(crate) loaded: String,
-    pub(crate) refused: Option<Refusal>,
-    /// What is in use though the file says otherwise, and why.
-    pub(crate) warnings: Vec<String>,
-    pub(crate) listeners: Vec<String>,
-}
-
-/// Why a newer configuration is not in use.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Refusal {
-    pub(crate) at: String,
-    pub(crate) error: String,
+pub(crate) struct LoadedStatus {
+    #[serde(flatten)]
+    pub(crate) config: ConfigStatus,
+    pub(crate) listeners: Vec<String>,
 }
 
 /// The whole shim, for `/status` and for the page.
@@ -60,7 +45,7 @@ pub(crate) struct ShimStatus {
     pub(crate) started: String,
     pub(crate) mode: &'static str,
     pub(crate) revision: Option<String>,
-    pub(crate) config: Info,
+    pub(crate) config: LoadedStatus,
     pub(crate) healthy: bool,
     pub(crate) reason: Option<String>,
     pub(crate) write_key: String,
@@ -97,20 +82,16 @@ pub(crate) struct ErrorStatus {
 }
 
 impl Shared {
-    pub(crate) fn new(table: Table, metrics: Arc<Metrics>, info: Info) -> Self {
-        let mut registry = Registry::default();
-        metrics.register(&mut registry);
+    pub(crate) fn new(table: Table, metrics: Arc<Metrics>, source: String) -> Self {
         Self {
             table: ArcSwap::from_pointee(table),
             cache: ArcSwapOption::empty(),
-            info: Mutex::new(info),
+            config: ConfigState::new(source, metrics.reloads.clone()),
+            listeners: Mutex::default(),
             identities: Mutex::default(),
             flights: Flights::default(),
             metrics,
-            pulse: Pulse::default(),
-            failures_logged: RateLimit::of_requests(),
             clients: Clients::default(),
-            registry,
             started: SystemTime::now(),
         }
     }
@@ -150,15 +131,12 @@ impl Shared {
         Ok(announced.outer.clone())
     }
 
-    pub(crate) fn info(&self) -> MutexGuard<'_, Info> {
-        self.info.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Everything there is to know.
     pub(crate) fn overview(&self) -> ShimStatus {
         let table = self.table();
         let announced = self.announced();
-        let info = self.info().clone();
+        let config = self.config.status();
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let key_id = announced.as_ref().ok();
         ShimStatus {
             component: "shim",
@@ -168,8 +146,8 @@ impl Shared {
                 Mode::Route => "route",
                 Mode::Forward => "forward",
             },
-            revision: info.revision.clone(),
-            config: info,
+            revision: config.revision.clone(),
+            config: LoadedStatus { config, listeners },
             healthy: announced.is_ok(),
             reason: announced.as_ref().err().map(Error::report),
             write_key: table.writer.id.to_string(),
@@ -235,14 +213,11 @@ impl Source for Shared {
             canary_unread: key.is_unread(),
             coasting: key.health.snapshot().coasting,
         });
-        let revision = self.info().revision.clone();
+        let revision = self.config.status().revision;
         self.metrics.refresh(revision.as_deref(), gauges.collect());
         let identities = self.identities.lock().unwrap_or_else(PoisonError::into_inner);
         self.metrics.expiry(identities.iter().map(|identity| identity.expiry()).min());
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
-        text
+        self.metrics.registry.text()
     }
 
     fn page(&self) -> Option<String> {

@@ -25,12 +25,11 @@ pub(crate) struct Route {
 impl Table {
     /// Finds the key that wrote. `legacy` is the key of what was written without the shim, on the
     /// listener that was asked. Nothing is ever tried: a key_id names its key, or it is refused.
-    pub(crate) fn route(&self, key_id: &str, legacy: Option<KeyNumber>) -> Result<Route, Error> {
-        let whole = KeyId::new(key_id)?;
+    pub(crate) fn route(&self, whole: KeyId, legacy: Option<KeyNumber>) -> Result<Route, Error> {
         if self.mode == Mode::Forward {
             return Ok(Route { key: self.writer.clone(), key_id: whole });
         }
-        let (prefix, inner) = split_shim_prefix(key_id);
+        let (prefix, inner) = split_shim_prefix(whole.as_str());
         let Some(prefix) = prefix else {
             let id = legacy.ok_or_else(|| {
                 self.unknown(&whole, "was not written through the shim, and no legacyKey is set")
@@ -62,6 +61,8 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::time::Duration;
 
     use sidekey_core::config::ProbeOptions;
@@ -81,6 +82,7 @@ mod tests {
             endpoints: Vec::new(),
             canary: None,
             tls: None,
+            server_uids: Vec::new(),
             external: false,
         };
         let (duty, none) = ((Role::Read, options), Inherited::default());
@@ -101,7 +103,7 @@ mod tests {
     }
 
     fn routed(key_id: &str, legacy: Option<u64>) -> Result<(u64, String), String> {
-        let route = table().route(key_id, legacy.map(KeyNumber));
+        let route = table().route(KeyId::new(key_id).unwrap(), legacy.map(KeyNumber));
         route.map(|r| (r.key.id.0, r.key_id.to_string())).map_err(|error| error.report())
     }
 
@@ -140,7 +142,7 @@ mod tests {
     #[test]
     fn in_forward_mode_key_ids_pass_untouched() {
         let table = Table { mode: Mode::Forward, ..table() };
-        let route = table.route("sidekey/9-ffff/x", None).ok();
+        let route = table.route(KeyId::new("sidekey/9-ffff/x").unwrap(), None).ok();
         assert_eq!(route.map(|r| r.key_id.to_string()).as_deref(), Some("sidekey/9-ffff/x"));
     }
 }

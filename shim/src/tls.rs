@@ -8,7 +8,6 @@
 //! change of files that cannot be used never takes the place of an identity that can**.
 
 mod files;
-mod leaf;
 mod refusal;
 #[cfg(test)]
 mod tests;
@@ -22,7 +21,8 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use sidekey_core::{Digest, Error, Files, Kind, Subscription, Watcher};
+use sidekey_core::certificate::Certificate;
+use sidekey_core::{Error, Files, Kind, Subscription, Watcher};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
@@ -30,8 +30,6 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use files::Loaded;
-use leaf::Leaf;
-pub use leaf::name;
 pub use refusal::{Reason, Refusal};
 
 /// A handshake takes a few round trips; whoever needs longer is not there or means harm.
@@ -69,12 +67,21 @@ pub enum Protocol {
 /// Who called, as the certificate says.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// DNS names in lower case, URIs (SPIFFE) and IP addresses, in the form that [`name`] gives:
-    /// the three cannot be taken for each other.
+    /// DNS names, URIs (SPIFFE) and IP addresses, in the form that
+    /// [`identity`](sidekey_core::certificate::identity) gives.
     pub sans: Vec<String>,
     /// When its certificate expires.
     pub expires: SystemTime,
     chain: Vec<CertificateDer<'static>>,
+}
+
+/// Who serves a connection of ours.
+pub struct Server {
+    identity: Arc<Identity>,
+    name: ServerName<'static>,
+    chain: Vec<CertificateDer<'static>>,
+    /// The state of our files under which it was last verified.
+    verified: AtomicU64,
 }
 
 /// Our certificate and whom we trust, swapped as a whole when the files change.
@@ -94,7 +101,7 @@ impl Identity {
     /// there is, and whoever replaces it should find a running process.
     pub fn load(files: TlsFiles) -> Result<Arc<Self>, Error> {
         let loaded = Loaded::read(&files)?;
-        if loaded.leaf.expires <= SystemTime::now() {
+        if loaded.leaf.not_after <= SystemTime::now() {
             tracing::warn!(certificate = %files.cert.display(), expired = %loaded.expiry_text(),
                 "our certificate has expired: peers will refuse it until it is replaced");
         }
@@ -144,12 +151,12 @@ impl Identity {
 
     /// When our certificate expires.
     pub fn expiry(&self) -> SystemTime {
-        self.loaded.load().leaf.expires
+        self.loaded.load().leaf.not_after
     }
 
     /// The names in our certificate.
     pub fn names(&self) -> Vec<String> {
-        self.loaded.load().leaf.names.clone()
+        self.loaded.load().leaf.identities()
     }
 
     /// How often changed files were taken over, and how often they were refused.
@@ -183,6 +190,19 @@ impl Identity {
         }
     }
 
+    /// Who is at the other end of a connection that [`connect`](Self::connect) made.
+    pub fn server(
+        self: &Arc<Self>,
+        stream: &client::TlsStream<TcpStream>,
+        server_name: &str,
+    ) -> Option<Server> {
+        let chain = stream.get_ref().1.peer_certificates()?.to_vec();
+        let name = ServerName::try_from(server_name.to_owned()).ok()?;
+        // Not yet under any: the files may have changed during the handshake.
+        let verified = AtomicU64::new(u64::MAX);
+        Some(Server { identity: self.clone(), name, chain, verified })
+    }
+
     /// Opens TLS with a client, which must show a certificate that our CA signed.
     pub async fn accept(
         &self,
@@ -211,18 +231,27 @@ impl Identity {
 
     /// Whether the peer's certificate would be accepted now: not expired, its CA not removed.
     pub fn trusts(&self, peer: &Peer) -> bool {
-        let Some((leaf, between)) = peer.chain.split_first() else { return false };
-        let loaded = self.loaded.load();
-        loaded.clients.verify_client_cert(leaf, between, UnixTime::now()).is_ok()
+        self.trusts_at(peer, SystemTime::now())
     }
 
     /// Ends when the peer's certificate would no longer be accepted.
     pub async fn distrusted(&self, peer: &Peer) {
+        self.distrusted_by(peer, SystemTime::now).await;
+    }
+
+    fn trusts_at(&self, peer: &Peer, now: SystemTime) -> bool {
+        let Some((leaf, between)) = peer.chain.split_first() else { return false };
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = UnixTime::since_unix_epoch(since);
+        self.loaded.load().clients.verify_client_cert(leaf, between, now).is_ok()
+    }
+
+    async fn distrusted_by(&self, peer: &Peer, clock: impl Fn() -> SystemTime) {
         let mut generation = self.generation.subscribe();
-        while self.trusts(peer) {
-            let left = peer.expires.duration_since(SystemTime::now()).unwrap_or_default();
+        while self.trusts_at(peer, clock()) {
+            let left = peer.expires.duration_since(clock()).unwrap_or_default();
             // A little more, so that the second in which it expires is over.
-            let expired = tokio::time::sleep(left.min(DAY) + Duration::from_secs(1));
+            let expired = tokio::time::sleep(left.min(RECHECK) + Duration::from_secs(1));
             tokio::select! {
                 () = expired => {}
                 changed = generation.changed() => if changed.is_err() { return },
@@ -261,7 +290,7 @@ impl Identity {
     /// An expired certificate does not replace one that is good.
     fn no_worse(&self, new: Loaded) -> Result<Loaded, Error> {
         let now = SystemTime::now();
-        if new.leaf.expires <= now && self.expiry() > now {
+        if new.leaf.not_after <= now && self.expiry() > now {
             let text = format!("the new certificate has expired ({})", new.expiry_text());
             return Err(Error::new(Kind::Config, text).with_hint("issue a new one"));
         }
@@ -275,8 +304,27 @@ impl Identity {
     }
 }
 
-/// Timers are not made for years.
-const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Timers know nothing of a clock that was set: it is read again after this time.
+const RECHECK: Duration = Duration::from_secs(30);
+
+impl Server {
+    /// Whether its certificate would be accepted now. It is verified again when our files have
+    /// changed, and not when it expires: whoever renews it does so for new connections.
+    pub fn is_trusted(&self) -> bool {
+        let generation = *self.identity.generation.borrow();
+        if self.verified.load(Ordering::Relaxed) == generation {
+            return true;
+        }
+        let Some((leaf, between)) = self.chain.split_first() else { return false };
+        let servers = self.identity.loaded.load().servers.clone();
+        let now = UnixTime::now();
+        let trusted = servers.verify_server_cert(leaf, between, &self.name, &[], now).is_ok();
+        if trusted {
+            self.verified.store(generation, Ordering::Relaxed);
+        }
+        trusted
+    }
+}
 
 impl TlsFiles {
     fn all(&self) -> [&Path; 3] {
@@ -290,8 +338,8 @@ impl TlsFiles {
 
 impl Peer {
     fn of(chain: Vec<CertificateDer<'static>>) -> Option<Self> {
-        let leaf = Leaf::parse(chain.first()?).ok()?;
-        Some(Self { sans: leaf.names, expires: leaf.expires, chain })
+        let leaf = Certificate::parse(chain.first()?).ok()?;
+        Some(Self { sans: leaf.identities(), expires: leaf.not_after, chain })
     }
 }
 

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use sidekey_core::{Error, KeyId, Kind};
+use sidekey_core::{Backoff, Error, KeyId, Kind};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -13,9 +13,10 @@ use crate::call::{Client, Failure};
 use crate::link::Link;
 use crate::probe::{Found, Plan};
 
-/// The wait before endpoints that could not be reached are tried again; it doubles.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LAST_PAUSE: Duration = Duration::from_millis(500);
+/// An attempt with less time than this is not worth making.
+const LEAST: Duration = Duration::from_millis(20);
+/// The waits before endpoints that could not be reached are tried again.
+const RECONNECT: Backoff = Backoff::new(LEAST, Duration::from_millis(500));
 /// A key whose probes have failed for this long does not merely restart.
 const RESTART: Duration = Duration::from_secs(5);
 
@@ -109,7 +110,7 @@ impl Upstream {
         F: Future<Output = Result<T, Failure>>,
     {
         let restarts = self.since().is_none_or(|since| since.elapsed() < RESTART);
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = RECONNECT;
         let mut failures = Vec::new();
         loop {
             let mut links: Vec<&Arc<Link>> =
@@ -137,12 +138,11 @@ impl Upstream {
                 }
             }
             let hung = failures.iter().all(|error| error.kind() == Kind::Timeout);
-            let wake = Instant::now() + sidekey_core::jitter(pause);
-            if !restarts || hung || wake + FIRST_PAUSE > deadline {
+            let wake = Instant::now() + backoff.delay();
+            if !restarts || hung || wake + LEAST > deadline {
                 return Err(joined(failures));
             }
             tokio::time::sleep_until(wake).await;
-            pause = (pause * 2).min(LAST_PAUSE);
         }
     }
 

@@ -4,41 +4,35 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::{Child, Command};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use sidekey_core::{Endpoint, client};
 use support::plugin::Plugin;
 use support::{SHIM, World, decrypt, dial, eventually, status};
+use tempfile::NamedTempFile;
 
 const SERVES_ON: &str = "ending: serving on until clients have left";
 
 /// A running program, killed with the test.
 struct Process {
     child: Child,
-    log: Arc<Mutex<String>>,
+    log: NamedTempFile,
 }
 
 impl Process {
     fn start(binary: &str, arguments: &[&str]) -> Self {
-        let mut child =
-            Command::new(binary).args(arguments).stderr(Stdio::piped()).spawn().unwrap();
-        let log: Arc<Mutex<String>> = Arc::default();
-        let (lines, sink) = (BufReader::new(child.stderr.take().unwrap()).lines(), log.clone());
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                sink.lock().unwrap().push_str(&format!("{line}\n"));
-            }
-        });
+        // A file, not a pipe: what it has written before anything else is seen of it is there.
+        let log = NamedTempFile::new().unwrap();
+        let stderr = log.reopen().unwrap();
+        let child = Command::new(binary).args(arguments).stderr(stderr).spawn().unwrap();
         Self { child, log }
     }
 
     fn log(&self) -> String {
-        self.log.lock().unwrap().clone()
+        std::fs::read_to_string(self.log.path()).unwrap()
     }
 
     /// Waits until it has logged this, and gives what follows.

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::Value;
-use sidekey_core::proto::v2::EncryptResponse;
+use sidekey_core::proto::v2::{EncryptRequest, EncryptResponse};
+use sidekey_core::{Canary, Endpoint, KeyId, Sealed, Secret, client};
 use support::eventually;
 use support::plugin::{Manners, Plugin};
 use support::shim::{Shim, document, key};
@@ -155,4 +156,54 @@ async fn a_key_that_may_only_decrypt_is_loaded_and_is_up_with_its_first_decrypt(
     // It stays so: from now on there is something that it can be asked to read.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(shim.key(1).await.unwrap()["healthy"], true);
+}
+
+/// A canary of this plugin's KEK, as it would stand in a configuration.
+async fn canary(plugin: &Plugin) -> Value {
+    let plaintext = [3; 32];
+    let mut client = client::connect(&Endpoint::Path(plugin.path.clone())).await.unwrap();
+    let request = EncryptRequest { plaintext: plaintext.to_vec().into(), uid: "test".into() };
+    let EncryptResponse { ciphertext, key_id, annotations } =
+        client.encrypt(request).await.unwrap().into_inner();
+    let sealed = Sealed { key_id: KeyId::new(&key_id).unwrap(), ciphertext, annotations };
+    Canary::new(sealed, &Secret::new(plaintext.to_vec())).document()
+}
+
+#[tokio::test]
+async fn a_key_that_has_read_its_canary_outlives_the_version_that_wrapped_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let right = plugin(directory, "right", 1).await;
+    let mut writes = key(1, "write", &[&right]);
+    writes["canary"] = canary(&right).await;
+    let good = document(directory, 1, std::slice::from_ref(&writes));
+    let mut shim = Shim::start(directory, &good).await;
+    shim.is_ready().await;
+    right.manners.moves_to("test/2");
+    eventually("it follows", async || {
+        shim.announced().await.ok().filter(|key_id| key_id.ends_with("test/2"))
+    })
+    .await;
+    *right.manners.retired.lock().unwrap() = Some("test/1".to_owned());
+    let (path, manners) = (right.path.clone(), right.kill().await);
+    let _right = Plugin::with(&path, manners.clone()).await;
+    assert!(shim.encrypt(b"a new process").await.is_ok());
+    shim.restart(&good).await;
+    assert!(shim.is_ready().await.ends_with("test/2"));
+    manners.moves_to("test/3");
+    eventually("it follows", async || {
+        shim.announced().await.ok().filter(|key_id| key_id.ends_with("test/3"))
+    })
+    .await;
+
+    // Another KEK is refused as ever, and so is another canary that cannot be read.
+    let wrong = plugin(directory, "wrong", 2).await;
+    let mut bad = key(1, "write", &[&wrong]);
+    bad["canary"] = writes["canary"].clone();
+    shim.write(&document(directory, 2, &[bad]));
+    assert!(shim.refuses().await.contains("another KEK"));
+    shim.load(&document(directory, 3, std::slice::from_ref(&writes))).await;
+    writes["canary"]["annotations"]["other.example"] = "AA==".into();
+    shim.write(&document(directory, 4, &[writes]));
+    assert!(shim.refuses().await.contains("cannot read its canary"));
 }

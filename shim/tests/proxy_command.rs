@@ -87,7 +87,7 @@ impl Drop for Process {
 
 async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut tcp = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     tcp.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     tcp.read_to_string(&mut answer).await.unwrap();
@@ -214,14 +214,14 @@ async fn a_swapped_configuration_is_taken_over_and_a_bad_one_is_refused_with_its
     assert_eq!(proxy_status(admin).await["config"]["revision"], "1");
 
     let mut bad = document.clone();
-    bad["listen"] = json!("127.0.0.1:1");
+    bad["plugin"] = json!(world.path("nobody.sock"));
     publish(&mount, 2, &bad);
     let refused = eventually("refused", async || {
         let status = proxy_status(admin).await;
         status["config"]["refused"]["error"].as_str().map(str::to_owned)
     })
     .await;
-    assert!(refused.contains("listen cannot be changed"), "{refused}");
+    assert!(refused.contains("nobody.sock"), "{refused}");
     let metrics = get(admin, "/metrics").await.1;
     assert!(!metrics.contains("socket_proxy_config_reloads_total{result=\"failure\"} 0"));
     client.encrypt(encrypt(b"x")).await.expect("the last good one serves");
@@ -242,6 +242,39 @@ async fn a_swapped_configuration_is_taken_over_and_a_bad_one_is_refused_with_its
     std::fs::write(&file, "listen: [").unwrap();
     process.line("new configuration refused");
     client.decrypt(decrypt(b"x")).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_only_a_restart_can_change_is_named_and_the_rest_is_taken_over() {
+    let world = World::new();
+    let _plugin = Plugin::start(&world.path("kms.sock")).await;
+    let mount = world.path("mount");
+    let mut document = world.document();
+    document["admin"] = json!("127.0.0.1:0");
+    let file = publish(&mount, 1, &document);
+    let process = Process::start(&["--config", file.to_str().unwrap()]);
+    let (address, admin) = (process.address("proxy listening"), process.address("admin listening"));
+    let mut client = dial(&world.client(&[SHIM]), address).await.unwrap();
+    client.status(status()).await.unwrap();
+
+    document["listen"] = json!("127.0.0.1:1");
+    document["filePoll"] = json!("20s");
+    document["log"] = json!({"level": "debug"});
+    document["clients"] = json!([{"san": SHIM, "allow": ["status", "decrypt"]}]);
+    publish(&mount, 2, &document);
+    let warning = process.line("not all of the configuration is in use as written");
+    let text = "listen, filePoll: these fields changed, which the next start takes over";
+    assert_eq!(warning["warning"], text);
+    process.line("new configuration is in use");
+    let told = proxy_status(admin).await;
+    assert_eq!(
+        (&told["config"]["revision"], &told["config"]["warnings"]),
+        (&json!("2"), &json!([text]))
+    );
+    assert!(told["config"]["refused"].is_null());
+    assert_eq!(client.encrypt(encrypt(b"x")).await.unwrap_err().code(), Code::PermissionDenied);
+    client.decrypt(decrypt(b"x")).await.unwrap();
+    assert_eq!(process.line("request served")["operation"], "decrypt");
 }
 
 #[tokio::test]

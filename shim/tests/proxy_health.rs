@@ -8,7 +8,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sidekey_core::PROOF_AGE;
+use sidekey_core::kms::PROOF_AGE;
 use support::plugin::Plugin;
 use support::{SHIM, World, decrypt, dial, eventually, metric, status};
 use tokio::sync::Semaphore;

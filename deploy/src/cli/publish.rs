@@ -1,18 +1,23 @@
 //! `sidekey publish`: what was rendered, to where pods read it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::Serialize;
 
 use super::render::no_namespace;
 use super::source::{Document, Source, names_cluster};
 use crate::model::SecretEncryption;
+use crate::preflight::{self, Subject, Verdict};
 use crate::publish::{
     Directory, Live, Options, Outcome, Proof, Target, View, check, publish, verify,
 };
 use crate::render::profile::Profile;
 use crate::render::{ResolvedFiles, render};
 use crate::{Console, Error, Exit, Report};
+
+/// How long a provider is tried for a canary.
+const CANARY_TIME: Duration = Duration::from_secs(20);
 
 /// Publish the next revision to a cluster, or to directories of this host
 #[derive(Debug, clap::Args)]
@@ -50,6 +55,9 @@ pub(super) struct Args {
     /// directory of --to-dir; several times
     #[arg(long, value_name = "LIVE")]
     check_against: Vec<PathBuf>,
+    /// Directory of the providers' binaries: a key without a canary is tried with its own, and gets one
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<PathBuf>,
     /// Take over what others have changed in our Secrets
     #[arg(long)]
     force_conflicts: bool,
@@ -90,20 +98,51 @@ async fn work(args: &Args) -> Result<Published, Error> {
     }
     let document = args.source.document()?;
     let to = args.to_dir.clone().map(|path| Directory { path, group: Some(args.gid) });
-    let (target, live, encryption, files) = prepare(&args.source, document, to).await?;
+    let (target, live, mut encryption, files) = prepare(&args.source, document, to).await?;
+    live.keep_canaries(&mut encryption)?;
+    let mut without = Vec::new();
+    if let Some(bin_dir) = args.bin_dir.clone().filter(|_| !args.dry_run) {
+        let options = preflight::Options { bin_dir: Some(bin_dir), timeout: CANARY_TIME };
+        without = make_canaries(&mut encryption, &files, &options).await;
+    }
     let phase = args.source.phase();
     let draft = render(&encryption, 0, &files, phase)?;
     for path in args.check_against.iter().filter(|path| !names_cluster(path)) {
         check::verify(&View::load(path)?, &View::of(&draft)?, &options)?;
     }
-    let outcome = if args.dry_run {
+    let mut outcome = if args.dry_run {
         let notes = verify(&live, &draft, &options)?;
         plan(&live, &draft, notes)
     } else {
         publish(&target, &encryption, &files, phase, &options).await?
     };
+    outcome.notes.extend(without);
     let (name, target) = (encryption.name, describe(&target));
     Ok(Published { name, target, dry_run: args.dry_run, outcome })
+}
+
+/// Has providers wrap a canary for every key that has none; gives for which they could not.
+async fn make_canaries(
+    encryption: &mut SecretEncryption,
+    files: &ResolvedFiles,
+    options: &preflight::Options,
+) -> Vec<String> {
+    let mut without = Vec::new();
+    let keys = encryption.spec.keys.iter_mut();
+    for key in keys.filter(|key| key.canary.is_none() && !key.is_external()) {
+        let contents = key.files.iter();
+        let contents = contents.map(|file| (file.name.clone(), files.content(&file.source)));
+        let why = match preflight::prove(&Subject::of(key, contents.collect()), options).await {
+            Ok(report) if report.verdict == Verdict::Ready => {
+                key.canary = report.canary;
+                continue;
+            }
+            Ok(_) => format!("`sidekey preflight --key {}` says why", key.id),
+            Err(error) => error.report(),
+        };
+        without.push(format!("key {} has no canary: {why}", key.id));
+    }
+    without
 }
 
 /// Where to, what is there, and what is wanted there.

@@ -9,9 +9,9 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use serde_json::Value;
+use sidekey_core::certificate::{Certificate, SubjectName};
 
 use super::documents::Document;
-use super::leaf::Leaf;
 use super::{Area, Findings, Options};
 
 const RENEW: &str = "renew it and publish; the sidecars take it over by themselves";
@@ -69,7 +69,7 @@ fn life(path: &Path, options: &Options, findings: &mut Findings) {
         Err(text) => return findings.problem(Area::Certificate, subject, text, RENEW),
     };
     for certificate in list {
-        let leaf = match Leaf::parse(&certificate) {
+        let leaf = match Certificate::parse(&certificate) {
             Ok(leaf) => leaf,
             Err(error) => {
                 let text = format!("holds no X.509 certificate: {error}");
@@ -77,14 +77,14 @@ fn life(path: &Path, options: &Options, findings: &mut Findings) {
                 continue;
             }
         };
-        let names =
-            if leaf.names.is_empty() { "no names".to_owned() } else { leaf.names.join(" ") };
-        let (now, ends) = (SystemTime::now(), sidekey_core::time(leaf.expires));
-        let left = leaf.expires.duration_since(now).ok();
+        let names: Vec<_> = leaf.names.iter().map(SubjectName::to_string).collect();
+        let names = if names.is_empty() { "no names".to_owned() } else { names.join(" ") };
+        let (now, ends) = (SystemTime::now(), sidekey_core::time(leaf.not_after));
+        let left = leaf.not_after.duration_since(now).ok();
         let subject = subject.to_string();
         match left {
-            _ if leaf.begins > now => {
-                let text = format!("begins at {} only", sidekey_core::time(leaf.begins));
+            _ if leaf.not_before > now => {
+                let text = format!("begins at {} only", sidekey_core::time(leaf.not_before));
                 findings.problem(Area::Certificate, subject, text, "check this host's clock");
             }
             None => {
@@ -134,8 +134,8 @@ fn chain(cert: &Path, ca: &Path, findings: &mut Findings) {
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
     let (Ok(verifier), Some((leaf, between))) = (verifier, chain.split_first()) else { return };
     // Expiry is told elsewhere: here it counts who signed it, while it was good.
-    let Ok(parsed) = Leaf::parse(leaf) else { return };
-    let since = parsed.expires.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let Ok(parsed) = Certificate::parse(leaf) else { return };
+    let since = parsed.not_after.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let when = UnixTime::since_unix_epoch(since.saturating_sub(Duration::from_secs(1)));
     if let Err(error) = verifier.verify_client_cert(leaf, between, when) {
         let text = format!("is not accepted by {}: {error}", ca.display());

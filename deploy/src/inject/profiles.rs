@@ -68,9 +68,14 @@ impl Sidecars {
     }
 }
 
-/// A vendor's sidecar and the volumes that it mounts.
+/// A vendor's sidecar and the volumes that it mounts: its sockets are in one of its own.
 pub(super) fn provider(vendor: &str, image: &str) -> (Value, Vec<Value>) {
-    sidekey::provider(vendor, image, &Facts::default())
+    sidekey::provider(vendor, image, &sockets_of(vendor), &Facts::default())
+}
+
+/// The volume of a vendor's own sockets, for whoever may reach them.
+pub(super) fn sockets_of(vendor: &str) -> String {
+    format!("kms-sockets-{vendor}")
 }
 
 /// What mints a token, and the volumes that it mounts.

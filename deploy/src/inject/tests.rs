@@ -154,6 +154,21 @@ fn a_deployment_among_others_gets_sidecars_with_secrets_and_its_own_user() {
 }
 
 #[test]
+fn kube_apiserver_can_make_no_socket_and_rename_none() {
+    for (text, number) in [(KUBEADM, 0), (HOSTED, 1)] {
+        let whole = nth(&injected(text, &sidekey(&["vault"])).text, number);
+        let template = &whole["spec"]["template"]["spec"];
+        let spec = if template.is_null() { &whole["spec"] } else { template };
+        let server = spec["containers"].as_array().unwrap().iter();
+        let server = server.clone().find(|one| one["name"] == "kube-apiserver").unwrap();
+        let mounts = server["volumeMounts"].as_array().unwrap().iter();
+        let sockets: Vec<_> = mounts.filter(|mount| mount["name"] == "kms-sockets").collect();
+        assert_eq!(sockets.len(), 1);
+        assert_eq!(sockets[0]["readOnly"], true);
+    }
+}
+
+#[test]
 fn another_list_of_vendors_leaves_nothing_of_the_first() {
     for text in [KUBEADM, HOSTED] {
         let first = inject(text, &sidekey(&["aws", "vault"])).unwrap();

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use sidekey_core::Canary;
 use sidekey_core::config::Problems;
-use sidekey_core::config::fields::number;
+use sidekey_core::config::fields::{number, server_uids};
 
 use super::files::{check_paths, files};
 use super::parse::{is_label, socket};
@@ -110,6 +110,10 @@ fn key(raw: &RawKey, problems: &mut Problems) -> Option<Key> {
     if vendor.as_deref() == Some(EXTERNAL) {
         check_external(raw, &endpoints, problems);
     }
+    let server_uids = server_uids(raw.server_uids.as_deref(), problems);
+    if raw.server_uids.is_some() && vendor.as_deref().is_some_and(|vendor| vendor != EXTERNAL) {
+        problems.add("serverUids", "is for external plugins: our sidecars run as one user");
+    }
     let given_fingerprint = raw.fingerprint.clone();
     let (id, vendor, role) = (id?, vendor?, role?);
     let listen = listen.unwrap_or_else(|| names::key_socket(id));
@@ -125,6 +129,7 @@ fn key(raw: &RawKey, problems: &mut Problems) -> Option<Key> {
         given_fingerprint,
         listen,
         endpoints,
+        server_uids,
     })
 }
 

@@ -155,7 +155,7 @@ pub(super) struct RawObjectKey {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub(super) struct RawKey {
     pub(super) id: Option<Value>,
     pub(super) r#type: Option<String>,
@@ -168,4 +168,5 @@ pub(super) struct RawKey {
     pub(super) fingerprint: Option<String>,
     pub(super) listen: Option<String>,
     pub(super) endpoints: Option<Vec<Option<String>>>,
+    pub(super) server_uids: Option<Vec<u32>>,
 }

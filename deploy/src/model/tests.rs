@@ -87,8 +87,8 @@ spec:
   ciphers: [{name: keys, type: aescbc, secret: {name: x}}]
   write: nobody
   keys:
-  - {id: 1, type: Vault, role: write, listen: tcp://x, fingerprint: XY, credentials: {keyFile: /etc/sidekey/nope}}
-  - {id: 1, type: external, role: write, settings: {}}
+  - {id: 1, type: Vault, role: write, listen: tcp://x, fingerprint: XY, serverUids: [7], credentials: {keyFile: /etc/sidekey/nope}}
+  - {id: 1, type: external, role: write, settings: {}, serverUids: []}
   - {id: 0, role: reader, files: [{name: config.yaml, file: x}, {name: "../x"}], canary: {}, more: 1}
 "#;
     let expected = [
@@ -109,9 +109,11 @@ spec:
         "spec.keys[0].credentials.keyFile",
         "spec.keys[0].fingerprint",
         "spec.keys[0].listen",
+        "spec.keys[0].serverUids",
         "spec.keys[0].type",
         "spec.keys[1].endpoints",
         "spec.keys[1].id",
+        "spec.keys[1].serverUids",
         "spec.keys[1].settings",
         "spec.keys[2].canary.ciphertext",
         "spec.keys[2].canary.keyId",

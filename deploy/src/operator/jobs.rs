@@ -58,6 +58,8 @@ pub struct PreflightTask {
     pub key: Key,
     /// What its files hold.
     pub files: ResolvedFiles,
+    /// What tells this trial from one of another time; none: the answer of any time will do.
+    pub occasion: Option<String>,
 }
 
 /// What every kube-apiserver must say of itself.

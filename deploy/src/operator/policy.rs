@@ -6,8 +6,11 @@
 //! **Whoever lets one in shuts all others out.** Pods that no policy selects take whatever comes;
 //! from the first policy on they take what policies name, and nothing else. A policy of ours alone
 //! would cut kube-apiserver off. So there is one only where other policies shut its pods already,
-//! and these are its owners: with the last of them the garbage collector takes ours away. It is
-//! not owned by the SecretEncryption: see [`proxy`](super::proxy).
+//! and these are its owners: with the last of them the garbage collector takes ours away. One that is
+//! only narrowed is noticed by the cheap look ([`reconcile`](super::reconcile)), and a policy whose
+//! SecretEncryption is gone is swept away ([`orphans`]).
+
+pub(super) mod orphans;
 
 use std::collections::BTreeMap;
 
@@ -38,6 +41,13 @@ const INGRESS: &str = "Ingress";
 /// Lets the operator through to the shims where others shut it out, and only there. Nothing is
 /// written where all is as it should be.
 pub(super) async fn ensure(ctx: &Context, encryption: &SecretEncryption) -> Result<(), Error> {
+    let stands = keep(ctx, encryption).await?;
+    ctx.quiet.set_policy(namespace(encryption)?, stands);
+    Ok(())
+}
+
+/// Gives whether it stands.
+async fn keep(ctx: &Context, encryption: &SecretEncryption) -> Result<bool, Error> {
     let namespace = namespace(encryption)?;
     let api: Api<NetworkPolicy> = Api::namespaced(ctx.client.clone(), namespace);
     let what = || format!("cannot list the NetworkPolicies of {namespace}");
@@ -46,12 +56,12 @@ pub(super) async fn ensure(ctx: &Context, encryption: &SecretEncryption) -> Resu
         all.items.into_iter().partition(|policy| is_ours(policy, encryption));
     let ours = ours.pop();
     if ours.is_none() && !others.iter().any(shuts) {
-        return Ok(());
+        return Ok(false);
     }
     let pods = labels_of_pods(ctx, encryption).await?;
     if pods.is_empty() {
         // Whether they are shut will be seen when there are any.
-        return Ok(());
+        return Ok(ours.is_some());
     }
     let selects_all = |policy: &&NetworkPolicy| {
         let selector = policy.spec.as_ref().and_then(|spec| spec.pod_selector.as_ref());
@@ -60,11 +70,14 @@ pub(super) async fn ensure(ctx: &Context, encryption: &SecretEncryption) -> Resu
     let shut: Vec<&NetworkPolicy> =
         others.iter().filter(|policy| shuts(policy)).filter(selects_all).collect();
     if shut.is_empty() {
-        return if ours.is_some() { delete(&api, namespace).await } else { Ok(()) };
+        if ours.is_some() {
+            delete(&api, namespace).await?;
+        }
+        return Ok(false);
     }
     let wanted = policy(ctx, encryption, &shut);
     if ours.is_some_and(|ours| says(&ours, &wanted)) {
-        return Ok(());
+        return Ok(true);
     }
     if others.iter().any(|policy| policy.name_any() == names::SHIM_POLICY) {
         return Err(taken(encryption, namespace));
@@ -72,7 +85,7 @@ pub(super) async fn ensure(ctx: &Context, encryption: &SecretEncryption) -> Resu
     let parameters = PatchParams::apply(names::FIELD_MANAGER).force();
     let applied = api.patch(names::SHIM_POLICY, &parameters, &Patch::Apply(&wanted)).await;
     let what = || format!("cannot apply NetworkPolicy {namespace}/{}", names::SHIM_POLICY);
-    applied.map(drop).map_err(|error| refused(what(), error))
+    applied.map(|_| true).map_err(|error| refused(what(), error))
 }
 
 /// Takes it away, where there are no shims to ask any more. Costs one call where it is not there.
@@ -82,15 +95,26 @@ pub(super) async fn remove(ctx: &Context, encryption: &SecretEncryption) -> Resu
     let what = || format!("cannot read NetworkPolicy {namespace}/{}", names::SHIM_POLICY);
     let found = api.get_opt(names::SHIM_POLICY).await.map_err(|error| refused(what(), error))?;
     match found {
-        Some(policy) if is_ours(&policy, encryption) => delete(&api, namespace).await,
-        _ => Ok(()),
+        Some(policy) if is_ours(&policy, encryption) => delete(&api, namespace).await?,
+        _ => {}
     }
+    ctx.quiet.set_policy(namespace, false);
+    Ok(())
 }
 
 async fn delete(api: &Api<NetworkPolicy>, namespace: &str) -> Result<(), Error> {
-    match api.delete(names::SHIM_POLICY, &DeleteParams::default()).await {
+    delete_with(api, namespace, &DeleteParams::default()).await
+}
+
+async fn delete_with(
+    api: &Api<NetworkPolicy>,
+    namespace: &str,
+    parameters: &DeleteParams,
+) -> Result<(), Error> {
+    match api.delete(names::SHIM_POLICY, parameters).await {
         Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        // With conditions: it is another one by now.
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
         Err(error) => {
             let name = names::SHIM_POLICY;
             Err(refused(format!("cannot delete NetworkPolicy {namespace}/{name}"), error))

@@ -17,7 +17,7 @@
 //!
 //! It is all lost with the process, and then everybody has a whole pass.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -39,6 +39,8 @@ pub struct Quiet {
     pub(super) fronts: Memory<fronts::Stood>,
     /// What was said of foreign objects in the log.
     pub(super) told: Memory<String>,
+    /// Namespaces in which a NetworkPolicy of ours stands.
+    policies: Arc<Mutex<HashSet<String>>>,
 }
 
 /// What is remembered, by name. What belongs to something that is gone goes by itself.
@@ -63,6 +65,20 @@ enum Slot<T> {
 }
 
 impl Quiet {
+    /// Whether a NetworkPolicy of ours stands in a namespace, as far as is known.
+    pub(super) fn has_policy(&self, namespace: &str) -> bool {
+        self.policies.lock().unwrap_or_else(PoisonError::into_inner).contains(namespace)
+    }
+
+    /// Notes whether one does.
+    pub(super) fn set_policy(&self, namespace: &str, stands: bool) {
+        let mut policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
+        match stands {
+            true => drop(policies.insert(namespace.to_owned())),
+            false => drop(policies.remove(namespace)),
+        }
+    }
+
     /// What the translation of a foreign object has become has changed.
     pub(super) fn forget_front(&self, title: &str) {
         self.fronts.forget(title);

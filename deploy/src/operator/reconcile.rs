@@ -14,6 +14,7 @@
 //! keys, ciphers, names and resources stay until etcd itself was counted.
 
 mod back;
+mod canary;
 mod draft;
 mod follow;
 mod leftover;
@@ -51,13 +52,16 @@ use crate::rotate::{Kept, State, Store};
 use crate::{Error, Exit};
 use draft::{Draft, Known, Stand, draft};
 use numbers::history;
-use report::{Report, Subject};
+use report::{Report, Subject, Written};
 use stood::Calm;
 pub use stood::Stood;
 use writes::Writes;
 
 /// The reason of a document that names what is not there.
 const MISSING: &str = "ReferenceMissing";
+
+/// After a pass over an object that had changed before it was told of: by then it has been.
+const OVERTAKEN: Duration = Duration::from_secs(1);
 
 /// Why a pass does not go on.
 enum Halt {
@@ -155,8 +159,9 @@ async fn whole(object: &DynamicObject, ctx: &Context) -> (Result<Duration, Error
         }
     };
     match report.write(ctx, object).await {
-        Ok(false) => (outcome, calm),
-        Ok(true) => (outcome, None),
+        Ok(Written::Nothing) => (outcome, calm),
+        Ok(Written::Status) => (outcome, None),
+        Ok(Written::Overtaken) => (Ok(OVERTAKEN), None),
         Err(error) => (Err(error), None),
     }
 }

@@ -40,7 +40,7 @@ use super::metrics::{Kind, Metrics};
 use super::page::Page;
 use super::quiet::Quiet;
 use super::webhook::{Certificate, Keeper, Webhook};
-use super::{api, reconcile};
+use super::{api, policy, reconcile};
 use crate::{Error, Exit};
 use args::Args;
 use controller::{Controller, Look};
@@ -275,6 +275,12 @@ impl Process {
         tasks.spawn(async move {
             core.run(changes, others, async move { ended.stopped().await }).await;
             drop(nobody);
+        });
+        let (context, shelf) = (self.context.clone(), self.encryptions.clone());
+        let mut ended = stop.clone();
+        tasks.spawn(async move {
+            policy::orphans::sweep_until(async move { ended.stopped().await }, &context, &shelf)
+                .await;
         });
         for front in fronts::all(self) {
             tasks.spawn(front.run(stop.clone()));

@@ -21,6 +21,9 @@ const PAUSE: Duration = Duration::from_millis(300);
 /// How often Status must give the same key_id.
 const LOOKS: usize = 3;
 
+/// What may be the matter with a canary besides the KEK.
+const RETIRED: &str = " (if the version that wrapped it was retired, give the key a canary of a newer one: sidekey-<type> canary)";
+
 /// One trial.
 pub(super) struct Talk<'a> {
     endpoint: &'a Endpoint,
@@ -80,11 +83,24 @@ impl<'a> Talk<'a> {
             return;
         };
         let read = match canary_of(document) {
-            Ok(canary) => self.again(async || self.unwrap_canary(&canary).await).await,
+            Ok(canary) => self
+                .again(async || self.unwrap_canary(&canary).await)
+                .await
+                .map(|()| canary.sealed.key_id)
+                .map_err(|failed| Failed {
+                    detail: format!("{}{RETIRED}", failed.detail),
+                    ..failed
+                }),
             Err(failed) => Err(failed),
         };
-        let step = step("canary", read.map(|()| "it is the very KEK: the canary reads".to_owned()));
-        report.steps.push(step);
+        let mut text = "it is the very KEK: the canary reads".to_owned();
+        if let (Ok(wrapped), Some((sealed, plaintext))) = (&read, sample)
+            && *wrapped != sealed.key_id
+        {
+            report.canary = Some(Canary::new(sealed, &plaintext).document());
+            text.push_str("; it is an older version's: put the one below in its place");
+        }
+        report.steps.push(step("canary", read.map(|_| text)));
     }
 
     /// Adds a step. What only a writer needs is a warning for a reader that has a canary.

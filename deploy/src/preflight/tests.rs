@@ -128,6 +128,17 @@ async fn a_sound_plugin_may_go_live_and_gets_a_canary() {
 }
 
 #[tokio::test]
+async fn a_canary_of_an_older_version_is_read_and_a_new_one_is_made() {
+    let mut canary = tried(Defect::None, Role::Write, None).await.canary.unwrap();
+    canary["keyId"] = "key/0".into();
+    let report = tried(Defect::None, Role::Write, Some(&canary)).await;
+    assert_eq!(report.verdict, Verdict::Ready, "{report:?}");
+    assert_eq!(report.canary.unwrap()["keyId"], "key/1");
+    let report = tried(Defect::MayNotDecrypt, Role::Write, Some(&canary)).await;
+    assert_eq!((report.verdict, report.canary), (Verdict::Refused, None));
+}
+
+#[tokio::test]
 async fn every_defect_is_noticed_at_its_step() {
     for (defect, step) in [
         (Defect::Clear, "encrypt"),

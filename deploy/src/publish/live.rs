@@ -9,7 +9,7 @@ use sidekey_core::config::fields::plain;
 
 use super::View;
 use crate::Error;
-use crate::model::{FileRef, FileSource, Key, KeyNumber, ObjectKey, Role, names};
+use crate::model::{FileRef, FileSource, Key, KeyNumber, ObjectKey, Role, SecretEncryption, names};
 use crate::render::hosted::KnownKey;
 use crate::render::{Part, PartName, Rendered};
 
@@ -96,7 +96,7 @@ impl Live {
     }
 
     /// The highest number there is, in history or in a head.
-    fn highest(&self) -> u64 {
+    pub(crate) fn highest(&self) -> u64 {
         let heads = self.heads().flatten();
         self.revisions.iter().copied().chain(heads).max().unwrap_or(0)
     }
@@ -166,10 +166,25 @@ impl Live {
                     [only] if *only == listen => Vec::new(),
                     others => others.to_vec(),
                 },
+                server_uids: seen.server_uids.clone(),
                 listen,
             });
         }
         Ok(keys)
+    }
+
+    /// The canary that is published for a key, if it is of the same KEK.
+    pub(crate) fn canary(&self, key: &Key) -> Result<Option<Value>, Error> {
+        let same = |other: &Key| other.id == key.id && other.fingerprint() == key.fingerprint();
+        Ok(self.keys()?.into_iter().find(same).and_then(|other| other.canary))
+    }
+
+    /// Gives every key of a document without a canary the one that is published for it.
+    pub(crate) fn keep_canaries(&self, document: &mut SecretEncryption) -> Result<(), Error> {
+        for key in document.spec.keys.iter_mut().filter(|key| key.canary.is_none()) {
+            key.canary = self.canary(key)?;
+        }
+        Ok(())
     }
 
     /// The files that a key's sections name.

@@ -38,6 +38,8 @@ pub struct KeyView {
     pub vendor: String,
     /// Where.
     pub endpoints: Vec<String>,
+    /// As whom, if not as the shim's own user or root.
+    pub server_uids: Vec<u32>,
 }
 
 impl View {
@@ -126,6 +128,8 @@ impl View {
             let given = key["fingerprint"].as_str().map(str::to_owned);
             let fingerprint = given.unwrap_or_else(|| sidekey_core::fingerprint(&key["kek"]));
             let endpoints = key["endpoints"].as_array().into_iter().flatten();
+            let uids = key["serverUids"].as_array().into_iter().flatten();
+            let uids = uids.filter_map(|uid| u32::try_from(uid.as_u64()?).ok());
             self.keys.insert(
                 id,
                 KeyView {
@@ -133,6 +137,7 @@ impl View {
                     fingerprint,
                     vendor: key["type"].as_str().unwrap_or_default().to_owned(),
                     endpoints: endpoints.filter_map(Value::as_str).map(str::to_owned).collect(),
+                    server_uids: uids.collect(),
                 },
             );
         }

@@ -335,6 +335,7 @@ fn vault_key(vault: &Vault, id: KeyNumber, known: &[KnownKey]) -> Key {
         given_fingerprint: None,
         listen: names::key_socket(id),
         endpoints: Vec::new(),
+        server_uids: Vec::new(),
     }
 }
 
@@ -351,6 +352,7 @@ fn external_key(endpoint: &str, id: KeyNumber) -> Key {
         given_fingerprint: None,
         listen: endpoint.to_owned(),
         endpoints: Vec::new(),
+        server_uids: Vec::new(),
     }
 }
 

@@ -348,6 +348,7 @@ impl Hosted {
             given_fingerprint: None,
             listen: names::key_socket(id),
             endpoints: Vec::new(),
+            server_uids: Vec::new(),
         }
     }
 }

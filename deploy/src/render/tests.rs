@@ -77,6 +77,7 @@ fn every_part_of_a_key_is_made_together() {
             "keys": [{
                 "id": 2,
                 "type": "vault",
+                "role": "write",
                 "listen": "unix:///var/run/kmsplugin/kms-2.sock",
                 "kek": {"mount": "transit", "key": "kms"},
                 "credentials": {"appRole": {"secretIdFile": "/etc/sidekey/secret-id-2"}},
@@ -95,6 +96,13 @@ fn every_part_of_a_key_is_made_together() {
     assert_eq!(secret.as_text(), Some("Secret approle, key secret-id"));
     let local = rendered.part(&PartName::Provider("local".into())).unwrap();
     assert!(!local.files.contains_key("secret-id-2"), "no vendor sees another's credentials");
+}
+
+#[test]
+fn providers_are_told_which_keys_only_read() {
+    let rendered = rendered(DOCUMENT, 7, Phase::Settled);
+    let local = read(&rendered, PartName::Provider("local".into()));
+    assert_eq!(local["keys"][0]["role"], "read");
 }
 
 #[test]

@@ -16,6 +16,21 @@ impl State {
         Ok(())
     }
 
+    /// Refuses where the key that was to write does so already: somebody has published it so, beside
+    /// the rotation.
+    pub(crate) fn refuse_if_it_writes(&self, live: &Live) -> Result<(), Error> {
+        let key = KeyNumber(self.to.id);
+        if live.view()?.writer() != Some(key) {
+            return Ok(());
+        }
+        let text = format!("key {key} writes, though the rotation has not come to that yet");
+        Err(Error::refused(text).hint(format!(
+            "somebody published it so: data is under it. Go on with the rotation (the same command \
+             without --abort, or a SecretEncryption in which key {key} writes), then rotate to a new \
+             number to leave key {key} again"
+        )))
+    }
+
     /// Why something may be stored under the key that was to write; none: it is certain that
     /// nothing is.
     pub(crate) fn may_hold_data(&self, live: &Live) -> Result<Option<String>, Error> {
@@ -26,14 +41,15 @@ impl State {
         if view.reads_legacy(id) {
             return Ok(Some("data from before the shim is read with it".to_owned()));
         }
-        // It may have been published as the writer in between.
-        let (now, ours) = (live.revision(), self.read_revision);
+        // It may have been published as the writer in between, also where the heads of now were
+        // brought back from a backup.
+        let (now, ours) = (live.highest(), self.read_revision.unwrap_or_default());
         if view.keys.contains_key(&id) && now != ours {
-            let shown = |revision: Option<u64>| {
-                revision.map_or_else(|| "none".to_owned(), |revision| revision.to_string())
+            let ours = match ours {
+                0 => "none".to_owned(),
+                ours => ours.to_string(),
             };
-            let (now, ours) = (shown(now), shown(ours));
-            let text = format!("revision {now} is published, and the rotation's own is {ours}");
+            let text = format!("revision {now} was published, and the rotation's own is {ours}");
             return Ok(Some(text));
         }
         Ok(None)

@@ -66,16 +66,15 @@ fn turn(key: &Key) -> Turn {
 impl Plane {
     /// The document of a stage: these roles, and canaries for every key that has one somewhere.
     fn document(&self, state: &State, live: &Live, writer: u64) -> Result<SecretEncryption, Error> {
-        let published = live.keys()?;
         let mut document = self.wanted.clone();
         for key in &mut document.spec.keys {
             key.role = if key.id.0 == writer { Role::Write } else { Role::Read };
             if key.canary.is_none() {
-                let same =
-                    |other: &&Key| other.id == key.id && other.fingerprint() == key.fingerprint();
-                let kept = published.iter().find(same).and_then(|key| key.canary.clone());
                 let made = state.canary.clone().filter(|_| key.id.0 == state.to.id);
-                key.canary = made.or(kept);
+                key.canary = match made {
+                    Some(made) => Some(made),
+                    None => live.canary(key)?,
+                };
             }
         }
         Ok(document)
@@ -106,9 +105,14 @@ impl World for Plane {
         let Some(key) = key.filter(|key| !key.is_external()) else { return Ok(None) };
         let files = key.files.iter();
         let files = files.map(|file| (file.name.clone(), self.files.content(&file.source)));
-        let report = preflight::prove(&Subject::of(key, files.collect()), options).await?;
+        let mut subject = Subject::of(key, files.collect());
+        if subject.canary.is_none() {
+            // A key that comes back must be the one that it was.
+            subject.canary = self.target.live(&self.wanted.name).await?.canary(key)?;
+        }
+        let report = preflight::prove(&subject, options).await?;
         if report.verdict == Verdict::Ready {
-            return Ok(report.canary.or_else(|| key.canary.clone()));
+            return Ok(report.canary.or(subject.canary));
         }
         let bad = |outcome| matches!(outcome, Outcome::Transient | Outcome::Terminal);
         let found = report.steps.iter().filter(|step| bad(step.result));
@@ -132,9 +136,7 @@ impl World for Plane {
     async fn withdraw(&mut self, state: &State) -> Result<Option<String>, Error> {
         let live = self.target.live(&self.wanted.name).await?;
         let to = KeyNumber(state.to.id);
-        if live.view()?.writer() == Some(to) {
-            return Err(writes_already(to));
-        }
+        state.refuse_if_it_writes(&live)?;
         let there = live.views()?.iter().any(|view| view.keys.contains_key(&to));
         let stays = state.may_hold_data(&live)?;
         if !there || stays.is_some() {
@@ -190,16 +192,6 @@ impl World for Plane {
         }
         Err(unfinished(&outcome))
     }
-}
-
-/// Somebody has published it so, beside the rotation.
-fn writes_already(key: KeyNumber) -> Error {
-    Error::refused(format!("key {key} writes, though the rotation has not come to that yet")).hint(
-        format!(
-            "somebody published it so: data is under it. Go on with the rotation (run the same \
-             command without --abort), then rotate to a new number to leave key {key} again"
-        ),
-    )
 }
 
 fn unfinished(outcome: &migrate::Outcome) -> Error {

@@ -7,7 +7,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use sidekey_core::Endpoint;
 use tokio::task::{JoinSet, LocalSet};
 
 use super::direct::{self, Direct};
@@ -15,6 +14,7 @@ use super::fake::Calls;
 use super::figures::{Beside, Cell};
 use super::memory::cpu_time;
 use super::plugin::Plugin;
+use super::reach::Reach;
 use crate::http::HttpClient;
 use crate::metrics::Metrics;
 
@@ -42,7 +42,7 @@ pub struct Effort {
 #[derive(Clone, Debug)]
 pub struct Target {
     /// Where it listens.
-    pub endpoint: Endpoint,
+    pub reach: Reach,
     /// For its CPU time.
     pub pid: Option<u32>,
     /// For its count of backend calls.
@@ -125,12 +125,12 @@ async fn prepare(
         Some(Companion::Direct(fake, _)) => Some(*fake),
         _ => None,
     };
-    let (plugin, records) = Plugin::prepare(&target.endpoint, effort.pool, fake).await?;
+    let (plugin, records) = Plugin::prepare(&target.reach, effort.pool, fake).await?;
     let mut loads = vec![Load::new(Caller::Plugin(plugin), target.pid, target.counter)];
     let name = match companion {
         None => None,
         Some(Companion::Plugin(name, target)) => {
-            let (plugin, _) = Plugin::prepare(&target.endpoint, effort.pool, None).await?;
+            let (plugin, _) = Plugin::prepare(&target.reach, effort.pool, None).await?;
             loads.push(Load::new(Caller::Plugin(plugin), target.pid, target.counter));
             Some(name.clone())
         }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use aws_lc_rs::rand;
 use bytes::Bytes;
-use sidekey_core::Endpoint;
-use sidekey_core::client::{Connection, connect};
+use sidekey_core::client::Connection;
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};
 
 use super::drive::Operation;
 use super::fake::Recorded;
+use super::reach::Reach;
 use crate::http::HttpClient;
 
 /// What kube-apiserver encrypts: a data encryption key, or the seed of many.
@@ -40,11 +40,11 @@ impl Plugin {
     /// Wraps `size` different keys and unwraps each once, to be sure of them. Where there is a
     /// fake behind the plugin, what it was sent for each Decrypt is given as well.
     pub(super) async fn prepare(
-        endpoint: &Endpoint,
+        reach: &Reach,
         size: usize,
         fake: Option<SocketAddr>,
     ) -> Result<(Self, Vec<Recorded>)> {
-        let mut client = connect(endpoint).await?;
+        let mut client = reach.connect().await?;
         let fake = fake.map(HttpClient::plain);
         let (mut pool, mut records) = (Vec::with_capacity(size), Vec::new());
         for number in 0..size as u64 {

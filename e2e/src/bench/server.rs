@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use sidekey_core::client::{Connection, connect};
+use sidekey_core::client::Connection;
 use sidekey_core::proto::v2::StatusRequest;
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 
@@ -34,7 +34,7 @@ pub(super) struct Killed(pub(super) Child);
 impl Server {
     /// Starts a plugin and asks for its Status without a pause until it is healthy.
     pub async fn start(launch: &Launch) -> Result<Self> {
-        let log = launch.socket.with_extension("log");
+        let log = launch.log.clone();
         let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let mut command = Command::new(&launch.program);
         if launch.isolated {
@@ -86,15 +86,14 @@ impl Drop for Killed {
 }
 
 async fn wait_healthy(process: &mut Killed, launch: &Launch, begin: Instant) -> Result<()> {
-    let endpoint = launch.socket.to_string_lossy().parse()?;
     loop {
         // A tight loop: every pause would be part of the figure.
-        let reason = match connect(&endpoint).await {
+        let reason = match launch.reach.connect().await {
             Ok(client) => match healthy(client).await {
                 Ok(()) => return Ok(()),
                 Err(reason) => reason,
             },
-            Err(error) => error.into(),
+            Err(error) => error,
         };
         if let Some(status) = process.0.try_wait()? {
             bail!("it ended with {status}");

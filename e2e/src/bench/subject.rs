@@ -2,6 +2,7 @@
 //! processes to start and the bars that its figures are held against.
 
 mod faked;
+mod proxied;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 use super::bars;
 use super::fake::Fake;
 use super::figures::Bar;
+use super::reach::Reach;
 use super::reload::Reload;
 use crate::{aws, binaries, local, vault};
 
@@ -26,12 +28,20 @@ pub struct Launch {
     /// Its arguments.
     pub args: Vec<String>,
     /// Where it will listen.
-    pub socket: PathBuf,
+    pub reach: Reach,
+    /// Where its log goes.
+    pub log: PathBuf,
     /// Whether it gets none of our own environment.
     pub isolated: bool,
 }
 
 impl Launch {
+    /// A program that will listen on `socket`; its log lies beside it.
+    fn on_socket(program: PathBuf, args: Vec<String>, socket: &Path) -> Result<Self> {
+        let reach = Reach::Socket(socket.to_string_lossy().parse()?);
+        Ok(Self { program, args, reach, log: socket.with_extension("log"), isolated: false })
+    }
+
     /// The program's name.
     pub fn name(&self) -> String {
         self.program.file_name().unwrap_or_default().to_string_lossy().into_owned()
@@ -76,17 +86,25 @@ struct Recipe {
 
 const SUBJECTS: &[Recipe] = &[
     Recipe { name: local::PROGRAM, make: local },
+    Recipe { name: MANY_LOCAL, make: many_local },
     Recipe { name: SHIM, make: shim },
+    Recipe { name: MANY_SHIM, make: many_shim },
+    Recipe { name: proxied::PROGRAM, make: proxied::proxy },
     Recipe { name: aws::PROGRAM, make: faked::aws },
     Recipe { name: vault::PROGRAM, make: faked::vault },
     Recipe { name: SHIM_AND_AWS, make: faked::shim_and_aws },
 ];
 
 const SHIM: &str = "sidekey-shim";
+const MANY_LOCAL: &str = "sidekey-local with 50 keys";
+const MANY_SHIM: &str = "sidekey-shim with 50 keys";
 const SHIM_AND_AWS: &str = "sidekey-shim+aws";
 
 /// The first one writes.
 const SHIM_KEYS: [u64; 3] = [3, 2, 1];
+
+/// As many as a control plane may collect if nothing is ever rewritten.
+const MANY: u64 = 50;
 
 /// Everything that can be measured by its name alone.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -111,7 +129,7 @@ pub fn given(program: &str, args: &[String], dir: &Path) -> Result<Subject> {
     };
     let place = dir.to_str().context("the scratch directory's path is not UTF-8")?;
     let args = args.iter().map(|argument| argument.replace(DIRECTORY, place)).collect();
-    let measured = Launch { program, args, socket: dir.join("kms.sock"), isolated: false };
+    let measured = Launch::on_socket(program, args, &dir.join("kms.sock"))?;
     Ok(Subject {
         name: measured.name(),
         behind: Vec::new(),
@@ -137,40 +155,53 @@ fn local(dir: &Path) -> Result<Subject> {
     Ok(Subject { bars: bars::LOCAL, ..subject })
 }
 
+/// One provider that serves many keys.
+fn many_local(dir: &Path) -> Result<Subject> {
+    let ids: Vec<u64> = (1..=MANY).rev().collect();
+    let measured = provider(dir, &ids)?;
+    let subject = given(local::PROGRAM, &[], dir)?;
+    Ok(Subject { name: MANY_LOCAL.to_owned(), measured, bars: bars::MANY_LOCAL, ..subject })
+}
+
 /// The shim before one provider that serves three keys.
 fn shim(dir: &Path) -> Result<Subject> {
-    let socket = |id| key_socket(dir, id);
-    let (file, behind) = (dir.join("shim.yaml"), dir.join("provider.yaml"));
+    // A key comes and goes with each change.
+    let texts = [shim_text(dir, &SHIM_KEYS), shim_text(dir, &SHIM_KEYS[..2])];
+    let reload = Reload { file: dir.join("shim.yaml"), texts };
+    reload.write_first()?;
+    let subject = shim_before(provider(dir, &SHIM_KEYS)?, dir)?;
+    Ok(Subject { reload: Some(reload), bars: bars::SHIM, ..subject })
+}
+
+/// The shim before one provider that serves many keys.
+fn many_shim(dir: &Path) -> Result<Subject> {
+    let ids: Vec<u64> = (1..=MANY).rev().collect();
+    let text = shim_text(dir, &ids).replace("{revision}", "1");
+    std::fs::write(dir.join("shim.yaml"), text).context("cannot write shim.yaml")?;
+    let subject = shim_before(provider(dir, &ids)?, dir)?;
+    Ok(Subject { name: MANY_SHIM.to_owned(), bars: bars::MANY_SHIM, ..subject })
+}
+
+/// The shim of `shim.yaml` in `dir` before a provider, measured in turns with it.
+fn shim_before(provider: Launch, dir: &Path) -> Result<Subject> {
+    let subject = given(SHIM, &["--config", "{dir}/shim.yaml"].map(str::to_owned), dir)?;
+    Ok(Subject { behind: vec![provider], yardstick: Yardstick::Behind, ..subject })
+}
+
+/// The local provider with these keys; it is reached by the socket of the first.
+fn provider(dir: &Path, ids: &[u64]) -> Result<Launch> {
     let mut served = Vec::new();
-    for id in SHIM_KEYS {
+    for id in ids {
         let key_file = dir.join(format!("key-{id}"));
         create_key(&key_file)?;
-        let credentials = json!({"keyFile": key_file});
-        served.push(json!({"id": id, "listen": socket(id), "credentials": credentials}));
+        let (listen, credentials) = (key_socket(dir, *id), json!({"keyFile": key_file}));
+        served.push(json!({"id": id, "listen": listen, "credentials": credentials}));
     }
-    let provider = json!({"admin": "127.0.0.1:0", "keys": served});
-    std::fs::write(&behind, provider.to_string())
-        .with_context(|| format!("cannot write {}", behind.display()))?;
-    // A key comes and goes with each change.
-    let reload =
-        Reload { file, texts: [shim_text(dir, &SHIM_KEYS), shim_text(dir, &SHIM_KEYS[..2])] };
-    reload.write_first()?;
-    let config = ["--config", "{dir}/shim.yaml"].map(str::to_owned);
-    let subject = given(SHIM, &config, dir)?;
-    let args = vec!["--config".to_owned(), behind.to_string_lossy().into_owned()];
-    let launch = Launch {
-        program: binaries::path(local::PROGRAM)?,
-        args,
-        socket: socket(SHIM_KEYS[0]),
-        isolated: false,
-    };
-    Ok(Subject {
-        behind: vec![launch],
-        yardstick: Yardstick::Behind,
-        reload: Some(reload),
-        bars: bars::SHIM,
-        ..subject
-    })
+    let config = dir.join("provider.yaml");
+    std::fs::write(&config, json!({"admin": "127.0.0.1:0", "keys": served}).to_string())
+        .with_context(|| format!("cannot write {}", config.display()))?;
+    let args = vec!["--config".to_owned(), config.to_string_lossy().into_owned()];
+    Launch::on_socket(binaries::path(local::PROGRAM)?, args, &key_socket(dir, ids[0]))
 }
 
 /// A configuration of the shim before keys whose first one writes; `{revision}` is left open.

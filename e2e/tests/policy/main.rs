@@ -9,6 +9,7 @@ mod conformance;
 mod crates;
 mod layout;
 mod licences;
+mod lines;
 mod manifests;
 mod metadata;
 mod source;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use sidekey_verify::{BIN_DIR, IMAGE_DIR};
 
-use crate::outcome::Counting;
+use crate::outcome::{Counting, Outcome};
 use crate::runner::{Runner, Step};
 use crate::schedule::{self, Job};
 use crate::suite::{self, Executable, Test};
@@ -31,6 +31,10 @@ const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
 
 /// The same for tests that share a process.
 const GROUP_LIMIT: Duration = Duration::from_secs(45 * 60);
+
+/// CPU time that a provider's own tests may take in the first tier: with nine of them, more would
+/// crowd out what all of them share.
+const PROVIDER_CORE_SECONDS: f64 = 60.0;
 
 /// Everything that a run needs to know.
 #[derive(Clone, Copy)]
@@ -80,6 +84,9 @@ impl Stages<'_> {
         };
         for _ in 0..self.times {
             self.run_tests(&tests, ready).await;
+        }
+        if !self.all && self.times == 1 {
+            self.check_costs();
         }
         self.second_chance(&tests).await;
     }
@@ -254,6 +261,21 @@ impl Stages<'_> {
         Step { name, command, counting: Counting::Libtest, capture: false, limit }
     }
 
+    /// Fails the dearest tests of each provider whose tests take too much CPU time.
+    fn check_costs(&self) {
+        let outcomes = self.runner.outcomes();
+        for provider in self.workspace.providers() {
+            if let Some((step, sum)) = too_dear(&provider.name, &outcomes) {
+                let problem = format!(
+                    "the tests of {} took {sum:.0} core-seconds, {PROVIDER_CORE_SECONDS} are allowed; \
+                     this step took most of them",
+                    provider.name
+                );
+                self.runner.failed(&step, &problem);
+            }
+        }
+    }
+
     /// Runs the one test that failed once more, alone, if the machine may be to blame.
     async fn second_chance(self, tests: &[Test]) {
         let Some(outcome) = self.runner.only_failure() else { return };
@@ -270,6 +292,15 @@ impl Stages<'_> {
             self.runner.forgive(&test.name, &again);
         }
     }
+}
+
+/// The dearest step of a crate and the CPU time of all, if that is more than a provider may take.
+fn too_dear(package: &str, outcomes: &[Outcome]) -> Option<(String, f64)> {
+    let own = |outcome: &&Outcome| outcome.step.split(' ').next() == Some(package);
+    let sum = outcomes.iter().filter(own).map(|outcome| outcome.core_seconds).sum();
+    let dearest =
+        outcomes.iter().filter(own).max_by(|a, b| a.core_seconds.total_cmp(&b.core_seconds))?;
+    (sum > PROVIDER_CORE_SECONDS).then(|| (dearest.step.clone(), sum))
 }
 
 /// Name of the step that checks a crate alone.
@@ -313,6 +344,25 @@ fn artifacts(output: &str) -> impl Iterator<Item = Artifact> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_provider_whose_tests_take_more_than_a_minute_of_a_core_is_named_with_its_dearest_step() {
+        let outcome = |step: &str, core_seconds| Outcome {
+            step: step.to_owned(),
+            core_seconds,
+            ..Outcome::default()
+        };
+        let mut outcomes = vec![
+            outcome("x-aws lib", 20.0),
+            outcome("x-aws promises", 39.0),
+            outcome("x-aws-more promises", 900.0),
+            outcome("it planes::aws", 900.0),
+        ];
+        assert_eq!(too_dear("x-aws", &outcomes), None);
+        outcomes.push(outcome("x-aws conformance", 2.0));
+        assert_eq!(too_dear("x-aws", &outcomes), Some(("x-aws promises".to_owned(), 61.0)));
+        assert_eq!(too_dear("x-vault", &outcomes), None);
+    }
 
     #[test]
     fn executables_are_found_among_cargos_messages() {

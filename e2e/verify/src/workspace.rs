@@ -52,6 +52,14 @@ impl Workspace {
         })
     }
 
+    /// The KMS v2 plugins among them.
+    pub(crate) fn providers(&self) -> impl Iterator<Item = &Member> {
+        let folder = self.root.join("providers");
+        let suite = folder.join("conformance");
+        self.products()
+            .filter(move |member| member.folder().starts_with(&folder) && member.folder() != suite)
+    }
+
     /// Crates without such binaries.
     pub(crate) fn libraries(&self) -> impl Iterator<Item = &Member> {
         let products: Vec<&str> = self.products().map(|member| member.name.as_str()).collect();
@@ -96,6 +104,10 @@ mod tests {
         let workspace = Workspace::load().unwrap();
         let names: Vec<&str> = workspace.products().map(|member| member.name.as_str()).collect();
         assert!(names.contains(&"sidekey-local"), "{names:?}");
+        let providers: Vec<&str> =
+            workspace.providers().map(|member| member.name.as_str()).collect();
+        assert!(providers.contains(&"sidekey-local"), "{providers:?}");
+        assert!(!providers.contains(&"sidekey-conformance"), "{providers:?}");
         let others: Vec<&str> = workspace.libraries().map(|member| member.name.as_str()).collect();
         for name in ["sidekey-e2e", "sidekey-verify", "sidekey-core"] {
             assert!(others.contains(&name), "{others:?}");

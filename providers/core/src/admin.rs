@@ -17,6 +17,9 @@ use serde_json::Value;
 use crate::process::HealthOptions;
 use crate::telemetry::LevelHandle;
 
+/// What probes ask for.
+const PROBED: [&str; 3] = ["/livez", "/readyz", "/healthz"];
+
 /// What the admin endpoints ask of a process.
 pub trait Source: Send + Sync + 'static {
     /// What the start still waits for, or the end, one line each.
@@ -38,8 +41,10 @@ pub trait Source: Send + Sync + 'static {
 pub(crate) enum Reach {
     /// An address that others can reach: only probes.
     Network,
-    /// Loopback: everything that can be read.
+    /// Loopback: everything that can be read, by who names it as loopback.
     Loopback,
+    /// A client with a certificate that is listed: everything that can be read.
+    Certificate,
     /// The admin socket: everything.
     Socket,
 }
@@ -72,7 +77,16 @@ impl Admin {
     }
 
     pub(crate) fn answer(&self, request: &http::Request<Incoming>) -> Response<Full<Bytes>> {
-        self.route(request.method(), request.uri().path(), request.uri().query())
+        let path = request.uri().path();
+        // What is served to everybody needs no name.
+        let guarded = self.replacing.is_none() && !PROBED.contains(&path);
+        if guarded && self.reach == Reach::Loopback && !names_loopback(request.headers()) {
+            return text(
+                StatusCode::MISDIRECTED_REQUEST,
+                "this address is served to callers that name it: use 127.0.0.1 or localhost\n",
+            );
+        }
+        self.route(request.method(), path, request.uri().query())
     }
 
     fn route(&self, method: &Method, path: &str, query: Option<&str>) -> Response<Full<Bytes>> {
@@ -175,6 +189,17 @@ impl Admin {
     }
 }
 
+/// Whether a request means this machine itself. A web page whose name is made to resolve to
+/// loopback (DNS rebinding) comes from the administrator's own browser, but with that name as host.
+/// A request without a host comes from no browser.
+fn names_loopback(headers: &header::HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else { return true };
+    let Ok(authority) = http::uri::Authority::try_from(host.as_bytes()) else { return false };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 fn not_found() -> Response<Full<Bytes>> {
     let known = "not found: try /livez /readyz /healthz /metrics /status /log-level\n";
     text(StatusCode::NOT_FOUND, known)
@@ -197,4 +222,28 @@ fn typed(status: StatusCode, content: &'static str, body: String) -> Response<Fu
     let value = header::HeaderValue::from_static(content);
     response.headers_mut().insert(header::CONTENT_TYPE, value);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked_as(host: &str) -> bool {
+        let mut headers = header::HeaderMap::new();
+        headers.insert(header::HOST, header::HeaderValue::from_bytes(host.as_bytes()).unwrap());
+        names_loopback(&headers)
+    }
+
+    #[test]
+    fn loopback_answers_only_who_names_it() {
+        for host in ["localhost", "LOCALHOST:8090", "127.0.0.1:8090", "127.1.2.3", "[::1]:8090"] {
+            assert!(asked_as(host), "{host}");
+        }
+        let others =
+            ["rebound.example:8090", "localhost.example", "10.0.0.7:8090", "[::2]", "", "a b"];
+        for host in others {
+            assert!(!asked_as(host), "{host}");
+        }
+        assert!(names_loopback(&header::HeaderMap::new()));
+    }
 }

@@ -9,9 +9,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
 use crate::canary::Canary;
-use crate::config::{self, LogFormat, Problems};
+use crate::config::{self, LogFormat, Problems, mistakes, overlay, parse_duration, read_file};
 use crate::proto::v2::{EncryptRequest, StatusRequest};
-use crate::{Endpoint, Error, Files, KeyId, Kind, Provider, Sealed, Secret, client};
+use crate::{Endpoint, Error, KeyId, Kind, Provider, Sealed, Secret, client};
 
 mod rotate;
 mod trial;
@@ -78,18 +78,38 @@ pub enum Output {
     Json,
 }
 
-/// Flags of the process itself; given beside `--config` they win over the file.
-#[derive(Debug, Args)]
-pub(crate) struct ProcessFlags {
-    /// Configuration file (YAML); it is watched and reloaded
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
+/// Flags that every process has; given beside `--config` they win over the file.
+#[derive(Debug, Default, Args)]
+pub struct ProcessFlags {
     /// Address of the admin server (/livez /readyz /healthz /metrics /status); port 0 picks one
     #[arg(long, value_name = "IP:PORT")]
     admin: Option<String>,
     /// Unix socket of the admin server, for calls that change state too
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<String>,
+    /// Time for open requests after the order to stop
+    #[arg(long, value_name = "TIME")]
+    drain: Option<String>,
+    /// How long to serve on after SIGTERM while clients are connected, where they are told to end
+    /// at the same moment
+    #[arg(long, value_name = "TIME")]
+    linger: Option<String>,
+    /// Log lines for people or for machines
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+    /// error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+}
+
+/// Flags of a provider beside those that describe keys.
+#[derive(Debug, Args)]
+pub(crate) struct ProviderFlags {
+    /// Configuration file (YAML); it is watched and reloaded
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    process: ProcessFlags,
     /// Mode of the sockets, in octal
     #[arg(long, value_name = "MODE")]
     socket_mode: Option<String>,
@@ -108,19 +128,23 @@ pub(crate) struct ProcessFlags {
     /// How long Status stays ok while the KMS cannot be reached
     #[arg(long, value_name = "TIME")]
     coast: Option<String>,
-    /// Time for open requests after the order to stop
-    #[arg(long, value_name = "TIME")]
-    drain: Option<String>,
-    /// How long to serve on after SIGTERM while clients are connected, where they are told to end
-    /// at the same moment
-    #[arg(long, value_name = "TIME")]
-    linger: Option<String>,
-    /// Log lines for people or for machines
-    #[arg(long, value_name = "FORMAT")]
-    log_format: Option<LogFormat>,
-    /// error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL")]
-    log_level: Option<String>,
+}
+
+/// What is asked of a running plugin.
+#[derive(Debug, Args)]
+pub struct ProbeArgs {
+    /// Socket of the plugin
+    #[arg(long, value_name = "SOCKET")]
+    socket: Endpoint,
+    /// Ask for more than a listening socket: Status must be ok
+    #[arg(long)]
+    healthy: bool,
+    /// How long to wait for an answer
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
+    timeout: Duration,
+    /// How to answer
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
 }
 
 /// Commands that every provider has.
@@ -145,20 +169,7 @@ pub(crate) enum CommonCommand {
     #[command(
         after_help = "Examples:\n  probe --socket unix:///var/run/kmsplugin/kms-1.sock            # listens (startup probe)\n  probe --socket unix:///var/run/kmsplugin/kms-1.sock --healthy  # Status is ok\n\nExit codes: 0 yes, 1 no."
     )]
-    Probe {
-        /// Socket of the plugin
-        #[arg(long, value_name = "SOCKET")]
-        socket: Endpoint,
-        /// Ask for more than a listening socket: Status must be ok
-        #[arg(long)]
-        healthy: bool,
-        /// How long to wait for an answer
-        #[arg(long, value_name = "TIME", default_value = "3s")]
-        timeout: String,
-        /// How to answer
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Output,
-    },
+    Probe(ProbeArgs),
     /// Make a canary with a running plugin: the `canary` of its key's configuration
     #[command(
         after_help = "Example:\n  canary --socket unix:///var/run/kmsplugin/kms-1.sock\n\nThe answer holds no secret. Put it into the key's configuration as `canary`."
@@ -175,36 +186,31 @@ pub(crate) enum CommonCommand {
 
 impl ProcessFlags {
     /// Lays the flags over a document; flags win.
-    pub(crate) fn lay_over(&self, document: &mut Value) {
-        let mut set = |path: &[&str], value: Option<Value>| {
-            let Some(value) = value else { return };
-            let mut node = &mut *document;
-            for part in path {
-                if !node.is_object() {
-                    *node = json!({});
-                }
-                node = &mut node[*part];
-            }
-            *node = value;
-        };
-        let text = |text: &Option<String>| text.clone().map(Value::String);
-        let uids = (!self.allow_uid.is_empty()).then(|| json!(self.allow_uid));
+    pub fn lay_over(&self, document: &mut Value) {
         let format = self.log_format.map(|format| match format {
-            LogFormat::Text => json!("text"),
-            LogFormat::Json => json!("json"),
+            LogFormat::Text => "text".to_owned(),
+            LogFormat::Json => "json".to_owned(),
         });
-        set(&["admin"], text(&self.admin));
-        set(&["adminSocket"], text(&self.admin_socket));
-        set(&["socket", "mode"], text(&self.socket_mode));
-        set(&["socket", "group"], self.socket_group.map(Value::from));
-        set(&["socket", "allowedUids"], uids);
-        set(&["probe", "interval"], text(&self.probe_interval));
-        set(&["probe", "timeout"], text(&self.probe_timeout));
-        set(&["probe", "coast"], text(&self.coast));
-        set(&["drain"], text(&self.drain));
-        set(&["linger"], text(&self.linger));
-        set(&["log", "format"], format);
-        set(&["log", "level"], text(&self.log_level));
+        overlay(document, &["admin"], self.admin.clone());
+        overlay(document, &["adminSocket"], self.admin_socket.clone());
+        overlay(document, &["drain"], self.drain.clone());
+        overlay(document, &["linger"], self.linger.clone());
+        overlay(document, &["log", "format"], format);
+        overlay(document, &["log", "level"], self.log_level.clone());
+    }
+}
+
+impl ProviderFlags {
+    /// Lays the flags over a document; flags win.
+    pub(crate) fn lay_over(&self, document: &mut Value) {
+        self.process.lay_over(document);
+        let uids = (!self.allow_uid.is_empty()).then(|| self.allow_uid.clone());
+        overlay(document, &["socket", "mode"], self.socket_mode.clone());
+        overlay(document, &["socket", "group"], self.socket_group);
+        overlay(document, &["socket", "allowedUids"], uids);
+        overlay(document, &["probe", "interval"], self.probe_interval.clone());
+        overlay(document, &["probe", "timeout"], self.probe_timeout.clone());
+        overlay(document, &["probe", "coast"], self.coast.clone());
     }
 }
 
@@ -212,12 +218,7 @@ impl ProcessFlags {
 pub(crate) fn execute<P: Provider>(command: CommonCommand) -> ExitCode {
     match command {
         CommonCommand::Check { config, connect, output } => check::<P>(&config, connect, output),
-        CommonCommand::Probe { socket, healthy, timeout, output } => {
-            match config::parse_duration(&timeout) {
-                Ok(limit) => print(ask(&socket, healthy, limit), output),
-                Err(text) => usage(&format!("--timeout: {text}")),
-            }
-        }
+        CommonCommand::Probe(asked) => ask(&asked),
         CommonCommand::Canary { socket, output } => print(answer(canary(&socket)), output),
     }
 }
@@ -262,19 +263,6 @@ pub fn complain(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// Lists every mistake, one a line.
-pub fn mistakes(source: &str, problems: &Problems) -> String {
-    let count = problems.iter().count();
-    let plural = if count == 1 { "" } else { "s" };
-    let least = if problems.is_full() { "at least " } else { "" };
-    let mut text = format!("{source} has {least}{count} mistake{plural}:");
-    for problem in problems.iter() {
-        let colon = if problem.path.is_empty() { "" } else { ": " };
-        text.push_str(&format!("\n  {}{colon}{}", problem.path, problem.message));
-    }
-    text
-}
-
 fn check<P: Provider>(path: &std::path::Path, connect: bool, output: Output) -> ExitCode {
     let source = path.display().to_string();
     let result = read_file(path).and_then(|document| config::parse::<P>(&document));
@@ -285,6 +273,11 @@ fn check<P: Provider>(path: &std::path::Path, connect: bool, output: Output) -> 
         },
         Err(problems) => problems,
     };
+    report(&source, &problems, output)
+}
+
+/// Says what is wrong with a configuration, if anything is, and gives the exit code.
+pub fn report(source: &str, problems: &Problems, output: Output) -> ExitCode {
     if output == Output::Json {
         let list: Vec<_> = problems
             .iter()
@@ -295,7 +288,7 @@ fn check<P: Provider>(path: &std::path::Path, connect: bool, output: Output) -> 
     } else if problems.is_empty() {
         say(&format!("{source} is sound"));
     } else {
-        complain(&format!("error: {}", mistakes(&source, &problems)));
+        complain(&format!("error: {}", mistakes(source, problems)));
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) }
 }
@@ -330,23 +323,10 @@ fn try_out(config: &config::ProcessConfig) -> Result<Answer, Error> {
     })
 }
 
-/// Reads a configuration file as a plain tree.
-pub fn read_file(path: &std::path::Path) -> Result<Value, Problems> {
-    let files = Files::read([path]).map_err(|error| Problems::one("", &error.report()))?;
-    parse_file(path, &files)
-}
-
-/// Reads the configuration file `path` of a snapshot as a plain tree.
-pub(crate) fn parse_file(path: &std::path::Path, files: &Files) -> Result<Value, Problems> {
-    let one = |text: &str| Problems::one("", text);
-    let secret = files.secret(path).map_err(|error| one(&error.report()))?;
-    let text = std::str::from_utf8(secret.expose()).map_err(|_| one("is not UTF-8 text"))?;
-    config::document(text)
-}
-
-/// Asks a running plugin whether it listens or, if `healthy`, whether its Status is ok.
-pub fn ask(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answer, Error> {
-    answer(probe(socket, healthy, limit))
+/// Asks a running plugin whether it listens or, if that is asked for, whether its Status is ok.
+pub fn ask(asked: &ProbeArgs) -> ExitCode {
+    let ProbeArgs { socket, healthy, timeout, output } = asked;
+    print(answer(probe(socket, *healthy, *timeout)), *output)
 }
 
 async fn probe(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answer, Error> {

@@ -5,19 +5,25 @@
 //! and reading goes on, until all mistakes have been found.
 
 pub mod fields;
+mod options;
 mod problems;
 mod schema;
 mod text;
+
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 pub(crate) use fields::ENCRYPT_EVERY;
 pub use fields::{LAST_BACKOFF, LogFormat, LogOptions, ProbeOptions};
-pub use problems::{Problem, Problems};
+pub use options::ProcessOptions;
+pub use problems::{Problem, Problems, mistakes};
 pub use schema::{KeyNumber, ProcessConfig, parse};
 pub(crate) use schema::{KeyRole, KeySpec};
 pub use text::{parse_duration, parse_mode};
+
+use crate::files::Files;
 
 /// Longest document: more than the most keys with all their settings and canaries need.
 const MAX_DOCUMENT: usize = 1024 * 1024;
@@ -51,6 +57,33 @@ pub fn document(text: &str) -> Result<Value, Problems> {
     })
 }
 
+/// Reads a configuration file as a plain tree.
+pub fn read_file(path: &Path) -> Result<Value, Problems> {
+    let files = Files::read([path]).map_err(|error| Problems::one("", &error.report()))?;
+    parse_file(path, &files)
+}
+
+/// Reads the configuration file `path` of a snapshot as a plain tree.
+pub(crate) fn parse_file(path: &Path, files: &Files) -> Result<Value, Problems> {
+    let one = |text: &str| Problems::one("", text);
+    let secret = files.secret(path).map_err(|error| one(&error.report()))?;
+    let text = std::str::from_utf8(secret.expose()).map_err(|_| one("is not UTF-8 text"))?;
+    document(text)
+}
+
+/// Lays a value over a document, if there is one: flags win.
+pub fn overlay(document: &mut Value, path: &[&str], value: Option<impl Into<Value>>) {
+    let (Some(value), true) = (value, document.is_object()) else { return };
+    let mut node = document;
+    for part in path {
+        if !node.is_object() {
+            *node = Value::Object(serde_json::Map::new());
+        }
+        node = &mut node[*part];
+    }
+    *node = value.into();
+}
+
 /// Reads `value` as a `T`, reporting unknown fields and every field of the wrong form.
 ///
 /// Fields of `T` should be optional, so that one that had to be taken out does not hide others;
@@ -74,8 +107,13 @@ pub fn read<T: DeserializeOwned>(value: &Value, problems: &mut Problems) -> Opti
             Err(error) => error,
         };
         let path = clean(&track.path().to_string());
-        problems.add(&path, &unquoted(&path, &first_line(&error)));
-        if path.is_empty() || problems.is_full() || !take_out(&mut rest, &path) {
+        let list = empty_element(&rest, &path);
+        // What was taken out has been told; it is in the way where elements may not be empty.
+        if list.is_none() || empty_element(value, &path).is_some() {
+            problems.add(&path, &unquoted(&path, &first_line(&error)));
+        }
+        let gone = list.unwrap_or(&path);
+        if gone.is_empty() || problems.is_full() || !take_out(&mut rest, gone) {
             return None;
         }
     }
@@ -131,26 +169,32 @@ fn clean(path: &str) -> String {
     text
 }
 
+/// The list that `path` is an element of, if that element is empty.
+fn empty_element<'a>(root: &Value, path: &'a str) -> Option<&'a str> {
+    let (list, _) = path.strip_suffix(']')?.rsplit_once('[')?;
+    root.pointer(&pointer(path))?.is_null().then_some(list)
+}
+
+/// `path` as a JSON pointer.
+fn pointer(path: &str) -> String {
+    let parts = path.replace(']', "");
+    let parts = parts.split(['.', '[']);
+    parts.map(|part| format!("/{}", part.replace('~', "~0").replace('/', "~1"))).collect()
+}
+
 /// Removes the node at `path`, so that the next reading gets past it.
 fn take_out(root: &mut Value, path: &str) -> bool {
-    let pointer: String = path
-        .replace(']', "")
-        .split(['.', '['])
-        .map(|part| format!("/{}", part.replace('~', "~0").replace('/', "~1")))
-        .collect();
+    let pointer = pointer(path);
     let Some((parent, last)) = pointer.rsplit_once('/') else { return false };
     match root.pointer_mut(parent) {
         Some(Value::Object(map)) => {
             map.remove(&last.replace("~1", "/").replace("~0", "~")).is_some()
         }
-        Some(Value::Array(items)) => match last.parse::<usize>() {
-            // Null, not removed: the indices of the others must stay true.
-            Ok(index) if items.get(index).is_some_and(|item| !item.is_null()) => {
-                items[index] = Value::Null;
-                true
-            }
-            _ => false,
-        },
+        // Null, not removed: the indices of the others must stay true.
+        Some(Value::Array(items)) => {
+            let item = last.parse::<usize>().ok().and_then(|index| items.get_mut(index));
+            item.is_some_and(|item| !std::mem::take(item).is_null())
+        }
         _ => false,
     }
 }

@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::net::UnixStream;
+
+use crate::socket::{Peer, accepted_uids};
+use crate::{Error, Kind};
 
 /// Longest socket path that Linux can bind, without the closing NUL.
 const MAX_PATH: usize = 107;
@@ -41,9 +45,9 @@ impl Endpoint {
     }
 
     /// Connects as kube-apiserver does.
-    pub async fn connect(&self) -> std::io::Result<tokio::net::UnixStream> {
+    pub async fn connect(&self) -> std::io::Result<UnixStream> {
         match self {
-            Self::Path(path) => tokio::net::UnixStream::connect(path).await,
+            Self::Path(path) => UnixStream::connect(path).await,
             Self::Abstract(name) => {
                 // Not the standard library's way: that would wait, and everybody with it, until
                 // a full queue has room.
@@ -52,9 +56,29 @@ impl Endpoint {
                 let socket = rustix::net::socket_with(family, kind, flags, None)?;
                 let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
                 rustix::net::connect(&socket, &address)?;
-                tokio::net::UnixStream::from_std(socket.into())
+                UnixStream::from_std(socket.into())
             }
         }
+    }
+
+    /// Refuses a connection whose server runs under none of these uids; our own and root if there
+    /// are none. The kernel tells the uid that the server had when it began to listen.
+    ///
+    /// Whoever may write to the directory of a socket can put his own in its place, and would be
+    /// handed keys: those who send any check this before the first byte.
+    pub fn check_server(&self, stream: &UnixStream, server_uids: &[u32]) -> Result<(), Error> {
+        let accepted = accepted_uids(server_uids);
+        let found = Peer::of(stream).map_err(|error| {
+            Error::new(Kind::Denied, format!("cannot learn who serves {self}")).with_source(error)
+        })?;
+        if accepted.contains(&found.uid) {
+            return Ok(());
+        }
+        let uid = found.uid;
+        let text = format!("{self} is served by uid {uid}, and the uids accepted are {accepted:?}");
+        Err(Error::new(Kind::Denied, text).with_hint(format!(
+            "if that plugin is meant, name {uid} in serverUids (of the key in the shim's file, at the top of the proxy's) or --server-uids"
+        )))
     }
 
     /// The socket address to bind or to connect to.
@@ -129,6 +153,45 @@ mod tests {
             assert!(endpoint.address().is_ok(), "the kernel takes it");
             assert!(format!("{text}x").parse::<Endpoint>().is_err());
         }
+    }
+
+    /// What the kernel tells a client of a server that began to listen under this uid.
+    async fn served_by(uid: u32, directory: &Path) -> (Endpoint, UnixStream) {
+        let path = directory.join(format!("{uid}.sock"));
+        let socket = path.clone();
+        // The uid of one thread, which ends with it.
+        let listening = std::thread::spawn(move || {
+            let uid = rustix::process::Uid::from_raw(uid);
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            std::os::unix::net::UnixListener::bind(socket).unwrap()
+        });
+        let _listener = listening.join().unwrap();
+        let endpoint = Endpoint::Path(path);
+        let stream = endpoint.connect().await.unwrap();
+        (endpoint, stream)
+    }
+
+    #[tokio::test]
+    async fn a_server_is_known_by_its_uid_and_strangers_are_refused_by_name() {
+        use std::os::unix::fs::PermissionsExt;
+        assert!(rustix::process::geteuid().is_root(), "run it as root: it must change its uid");
+        let directory = tempfile::tempdir().unwrap();
+        let open = std::fs::Permissions::from_mode(0o777);
+        std::fs::set_permissions(directory.path(), open).unwrap();
+        let (endpoint, stream) = served_by(4242, directory.path()).await;
+        endpoint.check_server(&stream, &[4242]).unwrap();
+        endpoint.check_server(&stream, &[7, 4242]).unwrap();
+        for (given, accepted) in [(&[][..], "are [0]"), (&[0, 7], "[0, 7]")] {
+            let error = endpoint.check_server(&stream, given).unwrap_err();
+            assert_eq!(error.kind(), Kind::Denied);
+            let report = error.report();
+            for part in [&endpoint.to_string(), "by uid 4242", accepted, "serverUids"] {
+                assert!(report.contains(part), "{part} is not in {report}");
+            }
+        }
+        let (endpoint, stream) = served_by(0, directory.path()).await;
+        endpoint.check_server(&stream, &[]).unwrap();
+        endpoint.check_server(&stream, &[4242]).unwrap_err();
     }
 
     proptest! {

@@ -236,16 +236,18 @@ pub fn code_name(code: tonic::Code) -> &'static str {
 
 /// OpenShift keeps at most 1024 characters of such a text; more helps nobody.
 pub(crate) fn bounded(mut text: String) -> String {
-    const MAX: usize = 1000;
-    if text.len() > MAX {
-        let mut end = MAX;
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
+    let end = cut(&text).len();
+    if end < text.len() {
         text.truncate(end);
         text.push('…');
     }
     text
+}
+
+/// As much of a text as goes over the wire: it travels in a header.
+pub(crate) fn cut(text: &str) -> &str {
+    const MAX: usize = 1000;
+    &text[..text.floor_char_boundary(MAX)]
 }
 
 #[cfg(test)]
@@ -266,6 +268,15 @@ mod tests {
         let status = tonic::Status::from(&Error::new(Kind::Bug, "ä".repeat(2000)));
         assert!(status.message().len() <= 1003);
         assert!(status.message().ends_with('…'));
+    }
+
+    #[test]
+    fn texts_are_cut_at_a_character_border() {
+        assert_eq!(cut("short"), "short");
+        assert_eq!(cut(""), "");
+        let long = "ä".repeat(1000);
+        assert_eq!(cut(&long).len(), 1000);
+        assert_eq!(cut(&format!("x{long}")).len(), 999);
     }
 
     #[test]

@@ -22,8 +22,7 @@ use zeroize::Zeroizing;
 
 use crate::{Error, Kind, Secret};
 
-mod inotify;
-mod route;
+mod directories;
 #[cfg(test)]
 mod tests;
 mod watch;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use futures_util::future::{FutureExt, Shared, WeakShared};
+use tokio::time::{Instant, timeout_at};
 
 /// The requests under way; equal ones share one answer.
 pub struct Flights<K, T> {
@@ -45,7 +46,7 @@ struct Leave<K, T> {
 
 impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Flights<K, T> {
     /// Joins an equal request under way, or makes `start` the one that others may join.
-    pub async fn join<F, S>(&self, request: &Arc<K>, start: S) -> Landed<T>
+    async fn join<F, S>(&self, request: &Arc<K>, start: S) -> Landed<T>
     where
         F: Future<Output = T> + Send + 'static,
         S: FnOnce(Arc<K>) -> F,
@@ -71,6 +72,28 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Fli
             self.table.lock().insert(hash, entry);
         }
         Landed { answer: flight.await, shared: false }
+    }
+
+    /// The same, but no longer than until `deadline`. Whoever joined a request that came to its end
+    /// `for_want_of_time`, and has more time itself, makes one of its own.
+    pub async fn join_until<F, S>(
+        &self,
+        deadline: Instant,
+        request: &Arc<K>,
+        start: S,
+        for_want_of_time: impl Fn(&T) -> bool,
+    ) -> Option<Landed<T>>
+    where
+        F: Future<Output = T> + Send + 'static,
+        S: Fn(Arc<K>) -> F,
+    {
+        loop {
+            let landed = timeout_at(deadline, self.join(request, &start)).await.ok()?;
+            let short = landed.shared && for_want_of_time(&landed.answer);
+            if !short || Instant::now() >= deadline {
+                return Some(landed);
+            }
+        }
     }
 
     fn find(&self, hash: u64, request: &K) -> Option<Shared<Flight<T>>> {

@@ -12,7 +12,7 @@
 //!
 //! The coast counts from the last proof and not from the first failure, so that it is the same
 //! whoever looks: a shim that asks a provider takes over the age of its proof
-//! ([`PROOF_AGE`]), and the two do not add up.
+//! ([`PROOF_AGE`](crate::kms::PROOF_AGE)), and the two do not add up.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -21,10 +21,6 @@ use tokio::time::Instant;
 
 use crate::config::ProbeOptions;
 use crate::{Error, Kind};
-
-/// The metadata of a Status response in which a provider says how old its last proof is, in
-/// milliseconds.
-pub const PROOF_AGE: &str = "sidekey-proof-age-ms";
 
 /// A permission that is still refused after this time is not on its way.
 const DENIED_AGAIN: Duration = Duration::from_secs(5);

@@ -22,9 +22,9 @@ use crate::canary::Canary;
 use crate::config::{KeyRole, KeySpec, LAST_BACKOFF, ProbeOptions};
 use crate::files::{Files, Subscription, Watcher};
 use crate::health::Trouble;
-use crate::key::{Active, Key, Request, within};
-use crate::metrics::Outcome;
-use crate::{Call, Error, KeyId, jitter};
+use crate::key::{Active, Key, Request};
+use crate::proof::within;
+use crate::{Backoff, Call, Error, KeyId, jitter};
 
 /// First wait after a failure; it doubles up to [`LAST_BACKOFF`] or the probe interval.
 const FIRST_BACKOFF: Duration = Duration::from_millis(250);
@@ -49,9 +49,9 @@ pub(crate) struct Keeper {
     loaded: Option<Files>,
     /// Settings or files that have not been taken over yet.
     pending: Option<Pending>,
-    backoff: Duration,
+    backoff: Backoff,
     /// When what is pending is tried again, and how long to wait after that.
-    standby: (Instant, Duration),
+    standby: (Instant, Backoff),
     /// Between two probes that failed requests bring forward.
     suspicion_pause: Duration,
     /// Whether somebody has asked a read key to encrypt.
@@ -107,8 +107,8 @@ impl Keeper {
             orders,
             loaded: None,
             pending: None,
-            backoff: FIRST_BACKOFF,
-            standby: (Instant::now(), FIRST_BACKOFF),
+            backoff: Backoff::new(FIRST_BACKOFF, options.interval.min(LAST_BACKOFF)),
+            standby: (Instant::now(), Backoff::new(FIRST_BACKOFF, options.interval)),
             suspicion_pause: SUSPICION_PAUSE,
             asked_to_encrypt: false,
             encrypt_refused: None,
@@ -149,7 +149,7 @@ impl Keeper {
                 },
                 Wake::Request(Request::Reread(done)) => {
                     if self.reread().await.is_err() {
-                        due = due.min(Instant::now() + jitter(self.backoff));
+                        due = due.min(Instant::now() + FIRST_BACKOFF);
                     }
                     // Nobody may be waiting any more; that is fine.
                     let _ = done.send(());
@@ -204,14 +204,12 @@ impl Keeper {
             Some(active) => self.probe(&active, suspected).await.is_ok(),
         };
         let pause = if done {
-            self.backoff = FIRST_BACKOFF;
+            self.backoff.reset();
             // The last proof may be somebody's Decrypt, and older than this moment.
             let age = self.key.health.proof_age().unwrap_or_default();
             jitter(self.times().interval).saturating_sub(age)
         } else {
-            let pause = self.backoff;
-            self.backoff = (self.backoff * 2).min(self.options.interval).min(LAST_BACKOFF);
-            jitter(pause)
+            self.backoff.delay()
         };
         match self.pending {
             Some(_) => pause.min(self.standby.0.saturating_duration_since(Instant::now())),
@@ -234,13 +232,13 @@ impl Keeper {
             Ok((backend, files)) => {
                 self.key.activate(backend, None, false);
                 self.loaded = Some(files);
-                self.key.metrics.reload(Outcome::Success);
+                self.key.metrics.reloads.count(true);
                 self.key.refusal(None);
                 self.key.active()
             }
             Err(error) => {
                 self.failed(&error);
-                self.key.metrics.reload(Outcome::Failure);
+                self.key.metrics.reloads.count(false);
                 self.key.refusal(Some(&error));
                 None
             }
@@ -255,15 +253,13 @@ impl Keeper {
                 Ok(())
             }
             Err(error) => {
-                let pause = self.standby.1;
-                self.standby =
-                    (Instant::now() + jitter(pause), (pause * 2).min(self.options.interval));
+                self.standby.0 = Instant::now() + self.standby.1.delay();
                 let (key, kind, text) = (self.key.id, error.kind(), error.report());
                 if self.key.refused().is_none_or(|before| before.text != text) {
                     tracing::warn!(%key, %kind, error = text,
                         "new files or settings refused, the last good ones stay in use");
                 }
-                self.key.metrics.reload(Outcome::Failure);
+                self.key.metrics.reloads.count(false);
                 self.key.refusal(Some(&error));
                 Err(())
             }
@@ -338,7 +334,7 @@ impl Keeper {
         }
         self.key.refusal(None);
         self.loaded = Some(files);
-        self.key.metrics.reload(Outcome::Success);
+        self.key.metrics.reloads.count(true);
         tracing::info!(%key, key_id_hash, "new files or settings are in use");
     }
 
@@ -376,7 +372,7 @@ impl Keeper {
             return self.failed(error);
         }
         tracing::warn!(key = %self.key.id, error = %error.report(), "changed files cannot be read, the last good ones stay in use");
-        self.key.metrics.reload(Outcome::Failure);
+        self.key.metrics.reloads.count(false);
         self.key.refusal(Some(error));
     }
 

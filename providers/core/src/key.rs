@@ -8,13 +8,16 @@
 //! not been proven, or that may not encrypt, does no harm there. Requests that come before that are
 //! held within their deadline, so that a restart is felt as latency alone.
 
+mod ask;
+
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
+pub(crate) use ask::Request;
 use bytes::Bytes;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 use crate::backend::Backend;
@@ -22,10 +25,11 @@ use crate::canary::Canary;
 use crate::config::{KeyNumber, ProbeOptions};
 use crate::flights::Flights;
 use crate::health::{Health, Trouble};
-use crate::metrics::{KeyMetrics, Operation};
+use crate::kms::{Kms, RequestError, StatusReport};
+use crate::metrics::{BackendCall, KeyMetrics};
+use crate::proof::{counted, encrypt_verified, timed_out, within};
 use crate::retry::{ATTEMPTS, RetryBudget, Run};
-use crate::telemetry::RateLimit;
-use crate::{Call, Endpoint, Error, KeyId, Kind, Pulse, Sealed, Secret, limits};
+use crate::{Call, Endpoint, Error, KeyId, Kind, Sealed, Secret};
 
 /// A key as its socket sees it.
 pub(crate) struct Key {
@@ -37,10 +41,6 @@ pub(crate) struct Key {
     pub(crate) suspicion: Notify,
     /// Whether that probe should encrypt.
     pub(crate) encrypt_suspected: AtomicBool,
-    /// Failed requests in the log.
-    pub(crate) failures_logged: RateLimit,
-    /// For the deadlines of requests.
-    pub(crate) pulse: Pulse,
     /// What the key can decrypt: the last thing it encrypted for a probe, or the first that it
     /// decrypted for anybody. A new client must be able to, too.
     pub(crate) sample: Mutex<Option<Canary>>,
@@ -56,14 +56,6 @@ pub(crate) struct Key {
     /// Why changed files or settings are not in use, if they are not.
     refusal: Mutex<Option<Trouble>>,
     requests: mpsc::Sender<Request>,
-}
-
-/// What a request may need of the keeper.
-pub(crate) enum Request {
-    /// Read the files again: what is in them may be newer than what is in use.
-    Reread(oneshot::Sender<()>),
-    /// Prove that the key encrypts: a read key does so only when somebody asks for it.
-    Encrypts(oneshot::Sender<Result<(), Error>>),
 }
 
 /// The client in use and what it has proven: one pointer, so that they change together.
@@ -100,8 +92,6 @@ impl Key {
             metrics,
             suspicion: Notify::new(),
             encrypt_suspected: AtomicBool::new(false),
-            failures_logged: RateLimit::of_requests(),
-            pulse: Pulse::default(),
             sample: Mutex::default(),
             active: ArcSwapOption::empty(),
             changed: Notify::new(),
@@ -134,64 +124,22 @@ impl Key {
         key_id.ok_or_else(|| refused(Kind::Unavailable, "its version is not known yet".into()))
     }
 
-    /// Encrypts under the announced key_id, and answers only what has been decrypted again.
-    pub(crate) async fn encrypt(
-        self: &Arc<Self>,
-        plaintext: Bytes,
-        call: &Call<'_>,
-    ) -> Result<Sealed, Error> {
-        let (active, announced) = self.encrypting(call.deadline).await?;
-        let backend = &active.backend;
-        let attempt = || {
-            let encrypting = backend.encrypt(&announced, &plaintext, call);
-            self.encrypt_verified(backend, encrypting, &plaintext, call)
-        };
-        let work = async { self.retries.run(call.deadline, ATTEMPTS, attempt).await.result };
-        let sealed = within(call.deadline, work).await;
-        let sealed = sealed.inspect_err(|error| self.suspect(error, true))?;
-        if sealed.key_id != announced {
-            return Err(self.moved());
-        }
-        self.proven();
-        Ok(sealed)
-    }
-
-    /// Decrypts; equal calls at the same time share one answer.
-    pub(crate) async fn decrypt(
-        self: &Arc<Self>,
-        sealed: Sealed,
-        call: &Call<'_>,
-    ) -> Result<Arc<Secret>, Arc<Error>> {
-        let sealed = Arc::new(sealed);
-        let mut attempts = ATTEMPTS;
-        loop {
-            let first = self.decrypt_once(&sealed, call, attempts).await?;
-            attempts = attempts.saturating_sub(first.attempts);
-            let stale = matches!(&first.answer, Err(error) if error.needs_reload());
-            if !stale || attempts == 0 {
-                return first.answer;
-            }
-            self.reread(call.deadline).await;
-            // It may have been another call that brought the new client about.
-            if self.active().is_none_or(|now| Arc::ptr_eq(&now, &first.by)) {
-                return first.answer;
-            }
-        }
-    }
-
     async fn decrypt_once(
         self: &Arc<Self>,
         sealed: &Arc<Sealed>,
         call: &Call<'_>,
         attempts: u32,
     ) -> Result<Decrypted, Arc<Error>> {
-        loop {
-            let active = self.connected(call.deadline).await.map_err(Arc::new)?;
-            let (key, uid, deadline) = (self.clone(), call.uid.to_owned(), call.deadline);
-            let flight = self.flights.join(sealed, move |sealed| async move {
+        let active = self.connected(call.deadline).await.map_err(Arc::new)?;
+        let start = |sealed: Arc<Sealed>| {
+            let (key, active) = (self.clone(), active.clone());
+            let (uid, deadline) = (call.uid.to_owned(), call.deadline);
+            async move {
                 let call = Call { uid: &uid, deadline };
-                let attempt =
-                    || key.counted(Operation::Decrypt, active.backend.decrypt(&sealed, &call));
+                let attempt = || {
+                    let decrypting = active.backend.decrypt(&sealed, &call);
+                    counted(Some(&key.metrics), BackendCall::Decrypt, decrypting)
+                };
                 let work = key.retries.run(deadline, attempts, attempt);
                 let late = |_| Run { result: Err(timed_out()), attempts: 1, out_of_time: true };
                 let Run { result, attempts, out_of_time } =
@@ -200,27 +148,19 @@ impl Key {
                     key.decrypted(&active, &sealed, plaintext);
                 }
                 let answer = result.map(Arc::new).map_err(Arc::new);
-                Decrypted { answer, by: active.clone(), attempts, out_of_time }
-            });
-            let landed =
-                timeout_at(call.deadline, flight).await.map_err(|_| Arc::new(timed_out()))?;
-            if landed.shared {
-                self.metrics.shared();
+                Decrypted { answer, by: active, attempts, out_of_time }
             }
-            match &landed.answer.answer {
-                // The one we joined had less time than we have.
-                Err(_)
-                    if landed.shared
-                        && landed.answer.out_of_time
-                        && Instant::now() < call.deadline => {}
-                outcome => {
-                    if let Err(error) = outcome {
-                        self.suspect(error, false);
-                    }
-                    return Ok(landed.answer);
-                }
-            }
+        };
+        let short = |decrypted: &Decrypted| decrypted.out_of_time;
+        let landed = self.flights.join_until(call.deadline, sealed, start, short).await;
+        let landed = landed.ok_or_else(|| Arc::new(timed_out()))?;
+        if landed.shared {
+            self.metrics.shared.inc();
         }
+        if let Err(error) = &landed.answer.answer {
+            self.suspect(error, false);
+        }
+        Ok(landed.answer)
     }
 
     /// Puts a client in place. Its key_id is announced from this instant on, if it has one.
@@ -258,36 +198,6 @@ impl Key {
         let current = self.active.load();
         current.as_ref().is_none_or(|active| active.key_id.as_ref() != Some(key_id))
             && self.past.lock().unwrap_or_else(PoisonError::into_inner).contains(key_id)
-    }
-
-    /// One call of the KMS, counted.
-    pub(crate) async fn counted<T>(
-        &self,
-        operation: Operation,
-        call: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Error> {
-        let began = Instant::now();
-        let result = call.await;
-        self.metrics.called(operation, began.elapsed());
-        result
-    }
-
-    /// What the KMS encrypts, once it has decrypted it again, under the version that it really
-    /// used.
-    pub(crate) async fn encrypt_verified(
-        &self,
-        backend: &Arc<dyn Backend>,
-        encrypting: impl Future<Output = Result<Sealed, Error>>,
-        plaintext: &[u8],
-        call: &Call<'_>,
-    ) -> Result<Sealed, Error> {
-        let mut sealed = self.counted(Operation::Encrypt, encrypting).await?;
-        limits::check_sealed(&sealed)?;
-        let verifying = backend.verify(&sealed, call);
-        let (back, key_id) = self.counted(Operation::Decrypt, verifying).await?;
-        same(plaintext, &back)?;
-        sealed.key_id = key_id;
-        Ok(sealed)
     }
 
     /// Records a proof.
@@ -401,53 +311,50 @@ impl Key {
             self.proven();
         }
     }
+}
 
-    /// Has the keeper read the key's files at once, and waits until it has.
-    async fn reread(&self, deadline: Instant) {
-        let (done, answer) = oneshot::channel();
-        let asking = async {
-            if self.requests.send(Request::Reread(done)).await.is_ok() {
-                // The keeper is gone when the key is: there is nothing to wait for then.
-                let _ = answer.await;
+impl Kms for Arc<Key> {
+    async fn status(&self, _: Instant) -> Result<StatusReport, RequestError> {
+        let key_id = Key::status(self)?;
+        Ok(StatusReport::healthy(&key_id, self.health.proof_age()))
+    }
+
+    /// Encrypts under the announced key_id, and answers only what has been decrypted again.
+    async fn encrypt(&self, plaintext: Bytes, call: &Call<'_>) -> Result<Sealed, RequestError> {
+        let (active, announced) = self.encrypting(call.deadline).await?;
+        let backend = &active.backend;
+        let attempt = || {
+            let encrypting = backend.encrypt(&announced, &plaintext, call);
+            encrypt_verified(&**backend, encrypting, &plaintext, call, Some(&self.metrics))
+        };
+        let work = async { self.retries.run(call.deadline, ATTEMPTS, attempt).await.result };
+        let sealed = within(call.deadline, work).await;
+        let sealed = sealed.inspect_err(|error| self.suspect(error, true))?;
+        if sealed.key_id != announced {
+            return Err(self.moved().into());
+        }
+        self.proven();
+        Ok(sealed)
+    }
+
+    /// Decrypts; equal calls at the same time share one answer.
+    async fn decrypt(&self, sealed: Sealed, call: &Call<'_>) -> Result<Bytes, RequestError> {
+        let key_id = sealed.key_id.without_shim_prefix();
+        let sealed = Arc::new(Sealed { key_id, ..sealed });
+        let mut attempts = ATTEMPTS;
+        let secret = loop {
+            let first = self.decrypt_once(&sealed, call, attempts).await?;
+            attempts = attempts.saturating_sub(first.attempts);
+            let stale = matches!(&first.answer, Err(error) if error.needs_reload());
+            if !stale || attempts == 0 {
+                break first.answer?;
+            }
+            self.reread(call.deadline).await;
+            // It may have been another call that brought the new client about.
+            if self.active().is_none_or(|now| Arc::ptr_eq(&now, &first.by)) {
+                break first.answer?;
             }
         };
-        // Who has no time left is answered with what is known.
-        let _ = timeout_at(deadline, asking).await;
+        Ok(Bytes::copy_from_slice(secret.expose()))
     }
-
-    /// Has the keeper prove at once that the key encrypts.
-    async fn prove_encrypt(&self, deadline: Instant) -> Result<(), Error> {
-        let (done, answer) = oneshot::channel();
-        let asking = async {
-            // The keeper is gone when the key is.
-            let gone = || Error::new(Kind::Unavailable, format!("key {} was removed", self.id));
-            self.requests.send(Request::Encrypts(done)).await.map_err(|_| gone())?;
-            answer.await.map_err(|_| gone())?
-        };
-        within(deadline, asking).await
-    }
-}
-
-/// The round trip must give back what went in.
-pub(crate) fn same(plaintext: &[u8], back: &Secret) -> Result<(), Error> {
-    match aws_lc_rs::constant_time::verify_slices_are_equal(plaintext, back.expose()) {
-        Ok(()) => Ok(()),
-        Err(_) => {
-            Err(Error::new(Kind::Bug, "the KMS unwrapped something else than what it had wrapped")
-                .with_hint("nothing was stored; report this to the KMS vendor"))
-        }
-    }
-}
-
-/// Runs `work` until the caller gives up.
-pub(crate) async fn within<T>(
-    deadline: Instant,
-    work: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    timeout_at(deadline, work).await.unwrap_or_else(|_| Err(timed_out()))
-}
-
-fn timed_out() -> Error {
-    Error::new(Kind::Timeout, "the KMS did not answer in time")
-        .with_hint("check that it can be reached, or give the provider a longer timeout")
 }

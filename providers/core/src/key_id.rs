@@ -42,6 +42,15 @@ impl KeyId {
         &self.0
     }
 
+    /// The provider's own part of it: what the shim has put before it is taken off.
+    #[must_use]
+    pub fn without_shim_prefix(self) -> Self {
+        match split_shim_prefix(&self.0) {
+            (Some(_), inner) => Self(inner.into()),
+            (None, _) => self,
+        }
+    }
+
     /// The form in which kube-apiserver's own metrics show a key_id, so that dashboards join.
     pub fn hash(&self) -> String {
         format!("sha256:{}", hex(&sha256(self.0.as_bytes())))
@@ -140,6 +149,13 @@ mod tests {
         let (prefix, rest) = split_shim_prefix("sidekey/12-0a1b2c3d/local/x/1");
         assert_eq!(prefix, Some(ShimPrefix { key: 12, fingerprint: "0a1b2c3d" }));
         assert_eq!(rest, "local/x/1");
+    }
+
+    #[test]
+    fn a_prefix_of_the_shim_is_taken_off() {
+        let inner = |text: &str| KeyId::new(text).map(|id| id.without_shim_prefix().to_string());
+        assert_eq!(inner("sidekey/3-abcd/local/1").ok().as_deref(), Some("local/1"));
+        assert_eq!(inner("local/1").ok().as_deref(), Some("local/1"));
     }
 
     #[test]

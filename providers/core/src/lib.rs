@@ -16,14 +16,14 @@
 //!
 //! # How it hangs together
 //! ```text
-//! run ── supervisor ──┬── key 1: server (socket) ── service ── key ──▶ backend ──▶ KMS
+//! app ── supervisor ──┬── key 1: server (socket) ── kms::service ── key ──▶ backend ──▶ KMS
 //!                     │          keeper: connect, canary, probe, files, settings
 //!                     └── key 2: …
 //!        admin (/livez /readyz /healthz /metrics /status)
 //! ```
 //! Each key has its own socket, keeper, client and health; keys share nothing but the thread. The
 //! process runs on one thread, because a sidecar that is multiplied by thousands must be small:
-//! providers must not block it.
+//! providers must not block it. A second one waits for changes of files and does nothing else.
 //!
 //! # The end
 //! A process that is told to end closes its sockets and lets open requests finish. Where its
@@ -34,7 +34,9 @@
 //! clients that stay, and would put off its successor.
 
 mod admin;
+pub mod app;
 mod backend;
+mod backoff;
 mod canary;
 mod command;
 mod endpoint;
@@ -47,14 +49,12 @@ mod key;
 mod key_id;
 mod limits;
 mod linger;
-mod metrics;
+mod proof;
 mod provider;
-mod pulse;
 mod reload;
 mod retry;
 mod run;
 mod secret;
-mod service;
 mod socket;
 mod status;
 mod stream;
@@ -64,41 +64,38 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
+pub mod certificate;
 pub mod client;
 pub mod config;
+pub mod kms;
+pub mod metrics;
 pub mod process;
 pub mod server;
 pub mod telemetry;
-
-use std::hash::{BuildHasher, Hasher, RandomState};
-use std::time::Duration;
+pub mod tls;
 
 pub use admin::Source;
+pub use backoff::{Backoff, jitter};
 pub use canary::Canary;
 pub use command::{
-    Answer, CommandLine, EXIT_USAGE, NoCommand, Output, Rotate, RotateArgs, RotateCommand, ask,
-    complain, mistakes, print, read_file, rotate, say, usage,
+    Answer, CommandLine, EXIT_USAGE, NoCommand, Output, ProbeArgs, ProcessFlags, Rotate,
+    RotateArgs, RotateCommand, ask, complain, print, report, rotate, say, usage,
 };
+pub use config::{mistakes, read_file};
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Kind, code_name};
 pub use files::{Digest, Files, Subscription, Watcher};
 pub use flights::{Flights, Landed};
-pub use health::{Health, PROOF_AGE, Snapshot, Trouble};
+pub use health::{Health, Snapshot, Trouble};
 pub use key_id::{
     KeyId, MAX_KEY_ID, NO_FINGERPRINT, ShimPrefix, fingerprint, hex, is_fingerprint, sha256,
     split_shim_prefix,
 };
-pub use limits::{
-    MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_decrypt, check_encrypt, check_sealed,
-    check_uid, shown_uid,
-};
+pub use limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_sealed};
 pub use linger::{Clients, Ending, Farewell, Guest};
 pub use provider::{Call, Provider, Sealed};
-pub use pulse::Pulse;
-pub use reload::ConfigFile;
 pub use run::run;
 pub use secret::Secret;
-pub use service::deadline;
 pub use sidekey_proto as proto;
 pub use socket::{Listener, Peer, SocketOptions};
 pub use status::time;
@@ -106,10 +103,3 @@ pub use stream::QuietStream;
 
 /// The version of every Sidekey binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// `duration` give or take a tenth, so that a fleet does not call in step.
-pub fn jitter(duration: Duration) -> Duration {
-    // The hasher's keys are random: enough for spreading, and no further dependency.
-    let spread = RandomState::new().build_hasher().finish() % 2001;
-    duration * (9000 + u32::try_from(spread).unwrap_or(1000)) / 10_000
-}

@@ -21,7 +21,7 @@ pub const MAX_ANNOTATIONS: usize = 32 * 1024;
 const MAX_UID: usize = 256;
 
 /// Checks an Encrypt request.
-pub fn check_encrypt(request: &EncryptRequest) -> Result<(), Error> {
+pub(crate) fn check_encrypt(request: &EncryptRequest) -> Result<(), Error> {
     check_uid(&request.uid)?;
     match request.plaintext.len() {
         0 => Err(invalid("plaintext is empty")),
@@ -32,16 +32,11 @@ pub fn check_encrypt(request: &EncryptRequest) -> Result<(), Error> {
     }
 }
 
-/// Checks a Decrypt request, and takes the shim's prefix off its key_id.
-pub fn check_decrypt(request: DecryptRequest) -> Result<Sealed, Error> {
-    check_uid(&request.uid)?;
-    KeyId::new(&request.key_id)?;
-    let (_, inner) = crate::key_id::split_shim_prefix(&request.key_id);
-    let sealed = Sealed {
-        key_id: KeyId::new(inner)?,
-        ciphertext: request.ciphertext,
-        annotations: request.annotations,
-    };
+/// Checks a Decrypt request of this `uid`.
+pub(crate) fn check_decrypt(uid: &str, request: DecryptRequest) -> Result<Sealed, Error> {
+    check_uid(uid)?;
+    let DecryptRequest { ciphertext, key_id, annotations, .. } = request;
+    let sealed = Sealed { key_id: KeyId::new(&key_id)?, ciphertext, annotations };
     check_sealed(&sealed)?;
     Ok(sealed)
 }
@@ -79,7 +74,7 @@ fn check_annotations(annotations: &BTreeMap<String, Bytes>) -> Result<(), Error>
 }
 
 /// Checks a request identifier: the caller chooses it, and it goes to the log.
-pub fn check_uid(uid: &str) -> Result<(), Error> {
+fn check_uid(uid: &str) -> Result<(), Error> {
     if uid.len() > MAX_UID {
         return Err(invalid(&format!("uid has {} bytes, at most {MAX_UID} allowed", uid.len())));
     }
@@ -90,7 +85,7 @@ pub fn check_uid(uid: &str) -> Result<(), Error> {
 }
 
 /// What of a request identifier goes to the log: one that is refused for its length would fill it.
-pub fn shown_uid(uid: &str) -> &str {
+pub(crate) fn shown_uid(uid: &str) -> &str {
     match uid.char_indices().nth(MAX_UID) {
         Some((end, _)) => &uid[..end],
         None => uid,
@@ -132,20 +127,6 @@ mod tests {
         assert!(!is_fully_qualified(&format!("{}.b", "a".repeat(64))));
     }
 
-    #[test]
-    fn a_prefix_of_the_shim_is_taken_off() {
-        let request = DecryptRequest {
-            ciphertext: Bytes::from_static(b"x"),
-            uid: "u".into(),
-            key_id: "sidekey/3-abcd/local/1".into(),
-            annotations: BTreeMap::new(),
-        };
-        assert_eq!(
-            check_decrypt(request).map(|s| s.key_id.to_string()).ok(),
-            Some("local/1".into())
-        );
-    }
-
     proptest! {
         #[test]
         fn no_request_panics(
@@ -158,8 +139,8 @@ mod tests {
             let plaintext = Bytes::from(ciphertext.clone());
             let _ = check_encrypt(&EncryptRequest { plaintext, uid: uid.clone() });
             let ciphertext = Bytes::from(ciphertext);
-            let request = DecryptRequest { ciphertext, uid, key_id, annotations };
-            if let Err(error) = check_decrypt(request) {
+            let request = DecryptRequest { ciphertext, uid: uid.clone(), key_id, annotations };
+            if let Err(error) = check_decrypt(&uid, request) {
                 prop_assert_eq!(error.kind(), Kind::Invalid);
             }
         }

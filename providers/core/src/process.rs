@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -9,8 +10,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin::{Admin, Reach, Source};
-use crate::command::complain;
-use crate::config::LogOptions;
+use crate::command::{EXIT_USAGE, complain};
 use crate::server::{Stopper, bind, serve_admin, serve_admin_socket, serve_http1, stopper};
 use crate::socket::SocketOptions;
 use crate::telemetry::LevelHandle;
@@ -39,17 +39,6 @@ pub struct HealthOptions {
     pub metrics: Option<String>,
     /// Whether to go on without it where the address is taken: nobody may have asked for it.
     pub optional: bool,
-}
-
-/// What a process takes from its configuration once, at the start: a later change of it is told,
-/// by name, and takes effect at the next start. All else is taken over while it runs, the level of
-/// the log among it.
-#[derive(Debug)]
-pub struct FixedFields {
-    /// Each with what it was at the start.
-    fields: Vec<(&'static str, String)>,
-    log: LogOptions,
-    level: LevelHandle,
 }
 
 /// The signals that end a process.
@@ -95,8 +84,21 @@ pub fn arguments(all: impl Iterator<Item = OsString>) -> impl Iterator<Item = Os
     })
 }
 
+/// Reads the command line; `Err` is the exit code, all being said.
+pub fn command_line<T: clap::Parser>() -> Result<T, ExitCode> {
+    no_core_dumps();
+    T::try_parse_from(arguments(std::env::args_os())).map_err(|error| bad_usage(&error))
+}
+
+/// Says what is wrong with a command line, or helps, and gives the exit code.
+pub(crate) fn bad_usage(error: &clap::Error) -> ExitCode {
+    // Nothing more can be done if the terminal is gone.
+    let _ = error.print();
+    ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { 0 })
+}
+
 /// Serves the admin endpoints until the stopper is dropped.
-pub async fn start_admin(
+pub(crate) async fn start_admin(
     options: &AdminOptions,
     sockets: &SocketOptions,
     source: Arc<dyn Source>,
@@ -120,7 +122,7 @@ pub async fn start_admin(
 }
 
 /// Serves the paths of replaced plugins until the stopper is dropped.
-pub async fn start_health(
+pub(crate) async fn start_health(
     options: &[HealthOptions],
     source: Arc<dyn Source>,
     level: LevelHandle,
@@ -150,7 +152,7 @@ pub async fn serve_admin_over<T>(stream: T, source: Arc<dyn Source>, level: Leve
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    serve_http1(stream, Arc::new(Admin::new(source, level, Reach::Loopback))).await;
+    serve_http1(stream, Arc::new(Admin::new(source, level, Reach::Certificate))).await;
 }
 
 async fn listen(what: &str, address: SocketAddr, hint: &str) -> Result<TcpListener, Error> {
@@ -168,33 +170,6 @@ impl HealthOptions {
             ("metrics port", "choose another by --metrics-port, or by health in the configuration")
         } else {
             ("health port", "choose another by --health-port, or by health in the configuration")
-        }
-    }
-}
-
-impl FixedFields {
-    /// `fields` are those of the configuration that the process was started with.
-    pub fn new(fields: Vec<(&'static str, String)>, log: LogOptions, level: LevelHandle) -> Self {
-        Self { fields, log, level }
-    }
-
-    /// What to tell of a configuration that changes some of `fields`, if it does.
-    pub fn warning(&self, fields: &[(&'static str, String)], log: LogOptions) -> Option<String> {
-        let format = (log.format != self.log.format).then_some("log.format");
-        let changed = self.fields.iter().zip(fields).filter(|(old, new)| old != new);
-        let names: Vec<_> = changed.map(|(_, (name, _))| *name).chain(format).collect();
-        let these = if names.len() == 1 { "this field" } else { "these fields" };
-        (!names.is_empty()).then(|| {
-            format!("{}: {these} changed, which the next start takes over", names.join(", "))
-        })
-    }
-
-    /// Logs at the level of a configuration that is in use from now on. One that changes nothing
-    /// leaves a level that somebody has set meanwhile.
-    pub fn follow_level(&mut self, log: LogOptions) {
-        if self.log.level != log.level {
-            self.level.change(&log.level.to_string());
-            self.log.level = log.level;
         }
     }
 }

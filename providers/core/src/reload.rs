@@ -5,17 +5,16 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::command::{mistakes, parse_file};
+use crate::Backoff;
+use crate::config::{mistakes, parse_file};
 use crate::files::{Digest, Files, Subscription, Watcher};
-use crate::{Error, jitter};
 
-/// The wait before a refused configuration is tried again; it doubles up to [`LAST_RETRY`].
-const FIRST_RETRY: Duration = Duration::from_millis(500);
-const LAST_RETRY: Duration = Duration::from_secs(30);
+/// The waits before a refused configuration is tried again.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
 
 /// Watches a configuration file.
 #[derive(Debug)]
-pub struct ConfigFile {
+pub(crate) struct ConfigFile {
     path: PathBuf,
     subscription: Subscription,
     refused: Option<Refused>,
@@ -24,12 +23,21 @@ pub struct ConfigFile {
 #[derive(Debug)]
 struct Refused {
     files: Files,
-    pause: Duration,
+    backoff: Backoff,
+    /// The wait before it is tried again.
+    wait: Duration,
+}
+
+impl Refused {
+    fn new(files: Files, mut backoff: Backoff) -> Self {
+        let wait = backoff.delay();
+        Self { files, backoff, wait }
+    }
 }
 
 impl ConfigFile {
     /// Watches `path`; what is there now counts as known to the caller.
-    pub fn watch(watcher: &Watcher, path: &Path) -> Self {
+    pub(crate) fn watch(watcher: &Watcher, path: &Path) -> Self {
         let mut subscription = watcher.subscribe([path.to_owned()].into());
         let _ = subscription.read();
         Self { path: path.to_owned(), subscription, refused: None }
@@ -37,57 +45,45 @@ impl ConfigFile {
 
     /// Watches `path`, of which the caller has read the state with this digest: a change since
     /// then is told, too.
-    pub fn watch_since(watcher: &Watcher, path: &Path, known: Digest) -> Self {
+    pub(crate) fn watch_since(watcher: &Watcher, path: &Path, known: Digest) -> Self {
         let mut subscription = watcher.subscribe([path.to_owned()].into());
         subscription.told(known);
         Self { path: path.to_owned(), subscription, refused: None }
     }
 
-    /// The file.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Waits for a document to take over: a changed one, or a refused one once more. `Err` says
     /// why the changed file holds no document. Dropping the future loses nothing.
-    pub async fn next(&mut self) -> Result<Value, String> {
-        let again = self.refused.as_ref().map(|refused| jitter(refused.pause));
+    pub(crate) async fn next(&mut self) -> Result<Value, String> {
+        let again = self.refused.as_ref().map(|refused| refused.wait);
         let files = tokio::select! {
             files = self.subscription.changed() => {
                 self.refused = None;
                 files
             }
             () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {
-                self.repeated()
+                match &self.refused {
+                    Some(refused) => Ok(refused.files.clone()),
+                    None => self.subscription.read(),
+                }
             }
         };
         let files = files.map_err(|error| error.report())?;
         let result = self.document(&files);
-        let pause = self.refused.as_ref().map_or(FIRST_RETRY, |refused| refused.pause);
-        self.refused = Some(Refused { files, pause });
+        let backoff = self.refused.as_ref().map_or(RETRY, |refused| refused.backoff);
+        self.refused = Some(Refused::new(files, backoff));
         // A document that cannot be read does not get better by waiting.
         result.inspect_err(|_| self.refused = None)
     }
 
     /// What is in the file now was refused by the caller: it is tried again.
-    pub fn retry_current(&mut self) {
+    pub(crate) fn retry_current(&mut self) {
         let files = self.subscription.read().ok();
-        self.refused = files.map(|files| Refused { files, pause: FIRST_RETRY });
+        self.refused = files.map(|files| Refused::new(files, RETRY));
     }
 
     /// The document was taken over.
-    pub fn accepted(&mut self) {
+    pub(crate) fn accepted(&mut self) {
         self.refused = None;
-    }
-
-    fn repeated(&mut self) -> Result<Files, Error> {
-        match &mut self.refused {
-            Some(refused) => {
-                refused.pause = (refused.pause * 2).min(LAST_RETRY);
-                Ok(refused.files.clone())
-            }
-            None => self.subscription.read(),
-        }
     }
 
     fn document(&self, files: &Files) -> Result<Value, String> {

@@ -101,10 +101,7 @@ impl Listener {
             .map_err(|error| {
                 Error::new(Kind::Config, format!("cannot listen on {endpoint}")).with_source(error)
             })?;
-        let mut allowed = options.allowed_uids.clone();
-        if allowed.is_empty() {
-            allowed = vec![rustix::process::geteuid().as_raw(), 0];
-        }
+        let allowed = accepted_uids(&options.allowed_uids);
         let listener = Self {
             inner,
             endpoint: endpoint.clone(),
@@ -221,9 +218,20 @@ impl SocketFile {
     }
 }
 
+/// The uids at the other end that are accepted, given those that were configured.
+pub(crate) fn accepted_uids(configured: &[u32]) -> Vec<u32> {
+    match configured {
+        [] => match rustix::process::geteuid().as_raw() {
+            0 => vec![0],
+            own => vec![own, 0],
+        },
+        given => given.to_vec(),
+    }
+}
+
 impl Peer {
     /// As the kernel tells it.
-    fn of(stream: &UnixStream) -> io::Result<Self> {
+    pub(crate) fn of(stream: &UnixStream) -> io::Result<Self> {
         let cred = stream.peer_cred()?;
         // The kernel writes 0 for a process that has no number in our namespace.
         let pid = cred.pid().filter(|pid| *pid != 0);

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use crate::KeyId;
+use crate::app::ConfigStatus;
 use crate::health::{Snapshot, Trouble};
 use crate::key::Key;
 
@@ -16,24 +17,6 @@ pub(crate) struct ProcessStatus {
     pub(crate) started: String,
     pub(crate) config: ConfigStatus,
     pub(crate) keys: Vec<KeyStatus>,
-}
-
-/// The configuration in use, and why a newer one is not.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct ConfigStatus {
-    pub(crate) source: String,
-    pub(crate) revision: Option<String>,
-    pub(crate) loaded: String,
-    pub(crate) refused: Option<Refusal>,
-    /// What is in use though the file says otherwise, and why.
-    pub(crate) warnings: Vec<String>,
-}
-
-/// Why something newer is not in use.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Refusal {
-    pub(crate) at: String,
-    pub(crate) error: String,
 }
 
 /// One key.

@@ -1,23 +1,23 @@
 //! Starts, changes and ends keys as the configuration says, while the others go on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-use prometheus_client::registry::Registry;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::admin::Source;
+use crate::app::{App, ConfigState};
 use crate::config::{KeyNumber, KeySpec, ProbeOptions, ProcessConfig};
 use crate::files::Watcher;
 use crate::keeper::{Keeper, Reconfigure};
 use crate::key::Key;
-use crate::metrics::{KeyMetrics, Metrics, Outcome};
+use crate::kms::{KmsService, Requests};
+use crate::metrics::{KeyMetrics, Metrics};
 use crate::server::{Stopper, bind, serve_kms, stopper};
-use crate::service::KeyService;
 use crate::socket::{Listener, SocketOptions};
-use crate::status::{ConfigStatus, KeyStatus, ProcessStatus, Refusal, time};
+use crate::status::{KeyStatus, ProcessStatus, time};
 use crate::{Clients, Error, Kind};
 
 /// The moment that clients have to give back what they hold.
@@ -28,10 +28,9 @@ pub(crate) struct Shared {
     provider: &'static str,
     started: SystemTime,
     keys: RwLock<BTreeMap<KeyNumber, Arc<Key>>>,
-    config: Mutex<ConfigStatus>,
-    pub(crate) clients: Clients,
-    pub(crate) metrics: Arc<Metrics>,
-    registry: Registry,
+    config: ConfigState,
+    clients: Clients,
+    metrics: Arc<Metrics>,
 }
 
 /// Owns the running keys.
@@ -39,6 +38,8 @@ pub(crate) struct Supervisor {
     pub(crate) shared: Arc<Shared>,
     watcher: Arc<Watcher>,
     running: BTreeMap<KeyNumber, Running>,
+    /// The paths of replaced plugins are served as long as this is kept.
+    pub(crate) health: Option<Stopper>,
 }
 
 /// One key with its socket and its keeper; dropping it ends both.
@@ -54,74 +55,16 @@ struct Running {
 
 impl Supervisor {
     pub(crate) fn new(provider: &'static str, source: String, watcher: Arc<Watcher>) -> Self {
-        let metrics: Arc<Metrics> = Arc::default();
-        let mut registry = Registry::default();
-        metrics.register(&mut registry, provider);
+        let metrics = Metrics::new(provider);
         let shared = Shared {
             provider,
             started: SystemTime::now(),
             keys: RwLock::default(),
-            config: Mutex::new(ConfigStatus { source, ..ConfigStatus::default() }),
+            config: ConfigState::new(source, metrics.config_reloads.clone()),
             clients: Clients::default(),
-            metrics,
-            registry,
+            metrics: Arc::new(metrics),
         };
-        Self { shared: Arc::new(shared), watcher, running: BTreeMap::new() }
-    }
-
-    /// Makes the running keys those of `config`. Everything that can fail comes first; if it
-    /// does, nothing has changed.
-    pub(crate) async fn apply(&mut self, config: ProcessConfig) -> Result<(), Error> {
-        self.check_keks(&config)?;
-        let mut sockets = self.bind(&config).await?;
-        let wanted: BTreeSet<KeyNumber> = config.keys.iter().map(|spec| spec.id).collect();
-        let gone: Vec<_> = self.running.keys().filter(|id| !wanted.contains(id)).copied().collect();
-        for id in gone {
-            if let Some(running) = self.running.remove(&id) {
-                tracing::info!(key = %id, "key removed");
-                running.end();
-            }
-        }
-        let (revision, warnings) = (config.revision.clone(), config.warnings);
-        for spec in config.keys {
-            match sockets.remove(&spec.id) {
-                Some(listener) => {
-                    self.start(spec, listener, config.probe, &config.socket, config.drain)
-                }
-                None => self.change(spec, config.probe),
-            }
-        }
-        self.shared.publish(&self.running);
-        let mut status = self.shared.config();
-        status.revision = revision;
-        status.loaded = time(SystemTime::now());
-        status.refused = None;
-        for warning in &warnings {
-            tracing::warn!(warning, "not all of the configuration is in use as written");
-        }
-        status.warnings = warnings;
-        Ok(())
-    }
-
-    /// Remembers that a newer configuration is not in use.
-    pub(crate) fn refuse(&self, error: &str) {
-        self.shared.metrics.config_reload(Outcome::Failure);
-        let refusal = Refusal { at: time(SystemTime::now()), error: error.to_owned() };
-        self.shared.config().refused = Some(refusal);
-    }
-
-    /// Ends every key, letting open requests finish, and then its client.
-    pub(crate) async fn end(self) {
-        let keys: Vec<_> = self.running.values().map(|running| running.key.clone()).collect();
-        let servers: Vec<_> = self.running.into_values().map(Running::end).collect();
-        for server in servers {
-            // An aborted or panicked server has nothing left to drain.
-            let _ = server.await;
-        }
-        let clients: Vec<_> = keys.iter().filter_map(|key| key.active()).collect();
-        let closing = clients.iter().map(|active| active.backend.close());
-        // What cannot be given back in time expires by itself.
-        let _ = tokio::time::timeout(CLOSE_TIME, futures_util::future::join_all(closing)).await;
+        Self { shared: Arc::new(shared), watcher, running: BTreeMap::new(), health: None }
     }
 
     /// Another KEK under a number that has already written data would make that data unreadable.
@@ -143,7 +86,7 @@ impl Supervisor {
         for spec in &config.keys {
             let unmoved = self.running.get(&spec.id).is_some_and(|running| {
                 running.key.endpoint == spec.endpoint
-                    && running.options.1 == config.socket
+                    && running.options.1 == config.options.socket
                     && (running.kek == spec.kek || !running.key.has_worked())
             });
             if !unmoved {
@@ -160,7 +103,7 @@ impl Supervisor {
                     )
                     .with_hint("restart the provider, or move the key to another socket"));
                 }
-                sockets.insert(spec.id, bind(&spec.endpoint, &config.socket).await?);
+                sockets.insert(spec.id, bind(&spec.endpoint, &config.options.socket).await?);
             }
         }
         Ok(sockets)
@@ -195,9 +138,12 @@ impl Supervisor {
         let (stopper, stop) = stopper();
         let (id, kek, whole) = (spec.id, spec.kek.clone(), spec.whole.clone());
         tracing::info!(key = %id, socket = %spec.endpoint, "kms listening");
-        let (service, counted) = (KeyService(key.clone()), key.clone());
-        let clients = self.shared.clients.clone();
-        let refusals = move |count| counted.metrics.refused(count);
+        let observed = Requests::new(Some(id.0), self.shared.metrics.requests(id));
+        let service = KmsService::new(key.clone(), observed);
+        let (clients, refused) = (self.shared.clients.clone(), key.metrics.refused.clone());
+        let refusals = move |count| {
+            refused.inc_by(count);
+        };
         let server = tokio::spawn(serve_kms(listener, service, stop, drain, clients, refusals));
         let keeper = Keeper::new(key.clone(), spec, probe, &self.watcher, requests, inbox);
         tokio::spawn(keeper.run());
@@ -220,6 +166,60 @@ impl Supervisor {
     }
 }
 
+impl App for Supervisor {
+    type Config = ProcessConfig;
+
+    fn source(&self) -> Arc<dyn Source> {
+        self.shared.clone()
+    }
+
+    fn clients(&self) -> Clients {
+        self.shared.clients.clone()
+    }
+
+    fn state(&self) -> &ConfigState {
+        &self.shared.config
+    }
+
+    /// Makes the running keys those of `config`. Everything that can fail comes first; if it
+    /// does, nothing has changed.
+    async fn apply(&mut self, config: ProcessConfig) -> Result<(), Error> {
+        self.check_keks(&config)?;
+        let mut sockets = self.bind(&config).await?;
+        let wanted: BTreeSet<KeyNumber> = config.keys.iter().map(|spec| spec.id).collect();
+        let gone: Vec<_> = self.running.keys().filter(|id| !wanted.contains(id)).copied().collect();
+        for id in gone {
+            if let Some(running) = self.running.remove(&id) {
+                tracing::info!(key = %id, "key removed");
+                running.end();
+            }
+        }
+        let ProcessConfig { options, probe, keys, .. } = config;
+        for spec in keys {
+            match sockets.remove(&spec.id) {
+                Some(listener) => self.start(spec, listener, probe, &options.socket, options.drain),
+                None => self.change(spec, probe),
+            }
+        }
+        self.shared.publish(&self.running);
+        Ok(())
+    }
+
+    /// Ends every key, letting open requests finish, and then its client.
+    async fn end(self) {
+        let keys: Vec<_> = self.running.values().map(|running| running.key.clone()).collect();
+        let servers: Vec<_> = self.running.into_values().map(Running::end).collect();
+        for server in servers {
+            // An aborted or panicked server has nothing left to drain.
+            let _ = server.await;
+        }
+        let clients: Vec<_> = keys.iter().filter_map(|key| key.active()).collect();
+        let closing = clients.iter().map(|active| active.backend.close());
+        // What cannot be given back in time expires by itself.
+        let _ = tokio::time::timeout(CLOSE_TIME, futures_util::future::join_all(closing)).await;
+    }
+}
+
 impl Shared {
     fn each(&self, f: impl Fn(&Key) -> Option<String>) -> Vec<String> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
@@ -229,10 +229,6 @@ impl Shared {
     fn publish(&self, running: &BTreeMap<KeyNumber, Running>) {
         let keys = running.iter().map(|(id, running)| (*id, running.key.clone())).collect();
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
-    }
-
-    fn config(&self) -> std::sync::MutexGuard<'_, ConfigStatus> {
-        self.config.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -259,7 +255,7 @@ impl Source for Shared {
             provider: self.provider,
             version: crate::VERSION,
             started: time(self.started),
-            config: self.config().clone(),
+            config: self.config.status(),
             keys: keys.values().map(|key| KeyStatus::of(key)).collect(),
         };
         serde_json::to_value(status).unwrap_or_default()
@@ -271,10 +267,7 @@ impl Source for Shared {
             key.metrics.healthy(key.status().is_ok());
             None
         });
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
-        text
+        self.metrics.registry.text()
     }
 }
 

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::Code;
 
+use crate::app::App;
 use crate::client::Connection;
 use crate::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use crate::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};

@@ -110,9 +110,10 @@ impl Session {
         let encrypted = addresses.iter().any(|address| address.is_tls());
         let bundle = config.bundle().filter(|_| encrypted);
         let pair = config.pair().filter(|_| encrypted);
-        let tls = bundle.map(|bundle| tls::client(&bundle, pair.as_ref(), files));
+        let tls = bundle.map(|bundle| tls::client(&bundle, pair.as_ref(), files)).transpose()?;
+        let (tls, certified) = tls.map_or((None, None), |(tls, expiry)| (Some(tls), expiry));
         let trust = Trust {
-            tls: tls.transpose()?,
+            tls,
             name: config.server_name().map(str::to_owned),
             is_own: config.own_bundle().is_some(),
         };
@@ -126,7 +127,7 @@ impl Session {
             client: Arc::new(client),
             auth: Auth::new(config, files)?,
             namespace: namespace(&config.auth_namespace())?,
-            certified: pair.and_then(|pair| tls::expiry(&pair, files)),
+            certified,
             token: Mutex::default(),
             login: Arc::default(),
             renewal: Mutex::default(),

@@ -4,18 +4,18 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde_json::Value;
+use sidekey_core::certificate::identity;
 use sidekey_core::config::fields::{
-    RawLog, RawProbe, RawSocket, address, duration, endpoint, linger, log, number, plain, socket,
+    RawProbe, address, duration, endpoint, number, plain, server_uids,
 };
-use sidekey_core::config::{KeyNumber, Problems, parse_duration, read};
-use sidekey_core::process::AdminOptions;
+use sidekey_core::config::{KeyNumber, Problems, ProcessOptions, parse_duration, read};
 use sidekey_core::{Canary, NO_FINGERPRINT};
 
 use super::{
     Address, AdminTls, CacheOptions, ClientTls, KeySpec, ListenerSpec, Mode, Role, ShimConfig,
     UpstreamSpec,
 };
-use crate::tls::{self, TlsFiles};
+use crate::tls::TlsFiles;
 
 /// More keys than anybody rotates through.
 const MAX_KEYS: usize = 1000;
@@ -23,21 +23,13 @@ const MAX_KEYS: usize = 1000;
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Raw {
-    revision: Option<Value>,
     mode: Option<Mode>,
     listen: Option<String>,
     legacy_key: Option<Value>,
     adopt: Option<Vec<Option<RawAdopt>>>,
-    admin: Option<String>,
-    admin_socket: Option<String>,
     admin_tls: Option<RawAdminTls>,
-    log: Option<RawLog>,
-    socket: Option<RawSocket>,
     probe: Option<RawProbe>,
     coast: Option<String>,
-    drain: Option<String>,
-    linger: Option<String>,
-    file_poll: Option<String>,
     cache: Option<RawCache>,
     tls: Option<RawTls>,
     keys: Option<Vec<Option<RawKey>>>,
@@ -77,7 +69,7 @@ struct RawTls {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct RawKey {
     id: Option<Value>,
     /// Of the common schema; the shim names no provider and does not look at it.
@@ -89,13 +81,15 @@ struct RawKey {
     canary: Option<Value>,
     tls: Option<RawTls>,
     external: bool,
+    server_uids: Option<Vec<u32>>,
 }
 
 /// Checks a whole document; `Err` lists every mistake in it.
 pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
     let mut problems = Problems::default();
     let problems = &mut problems;
-    let raw: Raw = read(document, problems).unwrap_or_default();
+    let (mut options, rest) = ProcessOptions::take(document, problems);
+    let raw: Raw = read(&rest, problems).unwrap_or_default();
     let mode = raw.mode.unwrap_or_default();
     let keys = keys(&raw, problems);
     let listeners = listeners(&raw, &keys, mode, problems);
@@ -108,28 +102,15 @@ pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
     let probe_interval = set.then_some(probe.interval);
     let writer = keys.iter().find(|key| key.role == Role::Write);
     probe.interval = writer.map_or(probe.interval, |writer| writer.interval(probe_interval));
-    let warnings = probe.raise_coast().into_iter().collect();
+    options.warnings.extend(probe.raise_coast());
     let config = ShimConfig {
-        revision: raw.revision.as_ref().map(plain),
+        options,
         mode,
         listeners,
         keys,
-        admin: AdminOptions {
-            address: raw.admin.as_deref().and_then(|text| address("admin", text, problems)),
-            socket: raw
-                .admin_socket
-                .as_deref()
-                .and_then(|text| endpoint("adminSocket", text, problems)),
-        },
         admin_tls: raw.admin_tls.and_then(|raw| admin_tls(raw, problems)),
-        log: log(raw.log.unwrap_or_default(), problems),
-        socket: socket(raw.socket.unwrap_or_default(), problems),
         probe,
         probe_interval,
-        warnings,
-        drain: duration("drain", raw.drain.as_deref(), 10, problems),
-        linger: linger(raw.linger.as_deref(), problems),
-        file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, problems),
         cache: raw.cache.and_then(|raw| cache(&raw, problems)),
         document: document.clone(),
     };
@@ -177,8 +158,14 @@ fn key(raw: &RawKey, tls: Option<&RawTls>, problems: &mut Problems) -> Option<Ke
     };
     let https = endpoints.iter().any(|endpoint| matches!(endpoint, Address::Https { .. }));
     let tls = https.then(|| client_tls(raw.tls.as_ref(), tls, problems)).flatten();
+    let server_uids = server_uids(raw.server_uids.as_deref(), problems);
+    if raw.server_uids.is_some() && endpoints.iter().all(|one| matches!(one, Address::Https { .. }))
+    {
+        problems.add("serverUids", "is for unix endpoints: certificates say who serves the others");
+    }
     let fingerprint = fingerprint(raw, problems);
-    let upstream = UpstreamSpec { fingerprint, endpoints, canary, tls, external: raw.external };
+    let external = raw.external;
+    let upstream = UpstreamSpec { fingerprint, endpoints, canary, tls, server_uids, external };
     Some(KeySpec { id: id?, role: role?, upstream })
 }
 
@@ -290,7 +277,7 @@ fn admin_tls(raw: RawAdminTls, problems: &mut Problems) -> Option<AdminTls> {
         }
         let mut allow = Vec::new();
         for (index, text) in given.iter().enumerate() {
-            match tls::name(text) {
+            match identity(text) {
                 Some(name) => allow.push(name),
                 None => {
                     let text = format!("{text:?} is no DNS name, URI or IP address");

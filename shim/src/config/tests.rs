@@ -63,8 +63,8 @@ fn a_coast_that_is_too_short_for_the_probes_is_raised_with_a_warning() {
     let text = format!("{CONTRACT}\nprobe: {{timeout: 2s}}\ncoast: 3s");
     let config = parse(&document(&text).unwrap()).unwrap();
     assert!(config.probe.coast > Duration::from_secs(10), "{:?}", config.probe.coast);
-    assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
-    assert!(parse(&document(CONTRACT).unwrap()).unwrap().warnings.is_empty());
+    assert_eq!(config.options.warnings.len(), 1, "{:?}", config.options.warnings);
+    assert!(parse(&document(CONTRACT).unwrap()).unwrap().options.warnings.is_empty());
 }
 
 #[test]
@@ -149,4 +149,19 @@ resources:
     );
     let refused = from_encryption_configuration(document(&disagreeing).unwrap()).unwrap_err();
     assert!(refused.to_string().contains("resources[1]"), "{refused}");
+}
+
+#[test]
+fn server_uids_are_numbers_of_users_and_mean_unix_sockets() {
+    let of = |rest: &str| format!("{{listen: /a.sock, keys: [{{id: 1, role: write, {rest}}}]}}");
+    let config =
+        parse(&document(&of("endpoints: [/k.sock], serverUids: [7, 0]")).unwrap()).unwrap();
+    assert_eq!(config.keys[0].upstream.server_uids, [7, 0]);
+    let config = parse(&document(&of("endpoints: [/k.sock]")).unwrap()).unwrap();
+    assert!(config.keys[0].upstream.server_uids.is_empty());
+    assert_eq!(paths(&of("endpoints: [/k.sock], serverUids: []")), ["keys[0].serverUids"]);
+    assert_eq!(paths(&of("endpoints: [/k.sock], serverUids: [root]")), ["keys[0].serverUids[0]"]);
+    assert_eq!(paths(&of("endpoints: [/k.sock], serverUids: [-1]")), ["keys[0].serverUids[0]"]);
+    let https = "endpoints: ['https://h:1'], serverUids: [7], tls: {ca: /c, cert: /c, key: /k}";
+    assert_eq!(paths(&of(https)), ["keys[0].serverUids"]);
 }

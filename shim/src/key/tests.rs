@@ -11,6 +11,7 @@ fn key(external: bool) -> Arc<Key> {
         endpoints: Vec::new(),
         canary: None,
         tls: None,
+        server_uids: Vec::new(),
         external,
     };
     let (upstream, duty) = (Upstream::new(Vec::new()), (Role::Write, options));

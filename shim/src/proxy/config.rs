@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde::Deserialize;
 use serde_json::Value;
-use sidekey_core::config::fields::{
-    LogOptions, RawLog, RawSocket, address, duration, endpoint, linger, log, plain, socket,
-};
-use sidekey_core::config::{Problems, read};
-use sidekey_core::process::AdminOptions;
-use sidekey_core::{Endpoint, SocketOptions};
+use sidekey_core::Endpoint;
+use sidekey_core::app::Configuration;
+use sidekey_core::certificate::identity;
+use sidekey_core::config::fields::{address, endpoint, server_uids};
+use sidekey_core::config::{Problems, ProcessOptions, read};
+use sidekey_core::kms::Operation;
 
 use crate::tls::{self, TlsFiles};
 
@@ -22,26 +22,16 @@ const MAX_CLIENTS: usize = 1000;
 /// Everything that the proxy needs to run.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The revision of what this was read from, if it carries one.
-    pub revision: Option<String>,
+    /// What every process has.
+    pub options: ProcessOptions,
     /// Where clients connect.
     pub listen: SocketAddr,
     /// Where the plugin listens.
     pub plugin: Endpoint,
+    /// The uids that may serve the plugin's socket; our own and root if empty.
+    pub server_uids: Vec<u32>,
     /// Who may do what.
     pub access: Access,
-    /// Where the admin endpoints are served.
-    pub admin: AdminOptions,
-    /// How the admin socket is made.
-    pub socket: SocketOptions,
-    /// How to log.
-    pub log: LogOptions,
-    /// How long open requests may take after the order to stop.
-    pub drain: Duration,
-    /// How long clients may stay connected after SIGTERM, while all is served; zero for not at all.
-    pub linger: Duration,
-    /// How often files are compared, beside the kernel's notifications.
-    pub file_poll: Duration,
 }
 
 /// Who may do what.
@@ -62,37 +52,18 @@ pub enum Access {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Clients(BTreeMap<String, Permissions>);
 
-/// What a client asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Operation {
-    /// Is the plugin well, and which key does it use?
-    Status,
-    /// Wrap.
-    Encrypt,
-    /// Unwrap.
-    Decrypt,
-}
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Permissions([bool; 3]);
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Raw {
-    revision: Option<Value>,
     listen: Option<String>,
     plugin: Option<String>,
+    server_uids: Option<Vec<u32>>,
     tls: Option<RawTls>,
     clients: Option<Vec<Option<RawClient>>>,
     plaintext: Option<bool>,
-    admin: Option<String>,
-    admin_socket: Option<String>,
-    socket: Option<RawSocket>,
-    log: Option<RawLog>,
-    drain: Option<String>,
-    linger: Option<String>,
-    file_poll: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -115,7 +86,8 @@ impl Config {
     pub fn parse(document: &Value) -> Result<Self, Problems> {
         let mut problems = Problems::default();
         let problems_ = &mut problems;
-        let raw: Raw = read(document, problems_).unwrap_or_default();
+        let (options, rest) = ProcessOptions::take(document, problems_);
+        let raw: Raw = read(&rest, problems_).unwrap_or_default();
         let listen = problems_
             .require("listen", &raw.listen)
             .and_then(|text| address("listen", text, problems_));
@@ -123,26 +95,10 @@ impl Config {
             .require("plugin", &raw.plugin)
             .and_then(|text| endpoint("plugin", text, problems_));
         let access = access(&raw, listen, problems_);
-        let admin = AdminOptions {
-            address: raw.admin.as_deref().and_then(|text| address("admin", text, problems_)),
-            socket: raw
-                .admin_socket
-                .as_deref()
-                .and_then(|text| endpoint("adminSocket", text, problems_)),
-        };
+        let server_uids = server_uids(raw.server_uids.as_deref(), problems_);
         let config = (|| {
-            Some(Self {
-                revision: raw.revision.as_ref().map(plain),
-                listen: listen?,
-                plugin: plugin?,
-                access: access?,
-                admin,
-                socket: socket(raw.socket.unwrap_or_default(), problems_),
-                log: log(raw.log.unwrap_or_default(), problems_),
-                drain: duration("drain", raw.drain.as_deref(), 10, problems_),
-                linger: linger(raw.linger.as_deref(), problems_),
-                file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, problems_),
-            })
+            let (listen, plugin, access) = (listen?, plugin?, access?);
+            Some(Self { options, listen, plugin, server_uids, access })
         })();
         problems.into_result(config)
     }
@@ -154,6 +110,21 @@ impl Config {
             Ok(identity) => Ok(Some(identity.expiry())),
             Err(error) => Err(Problems::one("tls", &error.report())),
         }
+    }
+}
+
+impl Configuration for Config {
+    fn options(&mut self) -> &mut ProcessOptions {
+        &mut self.options
+    }
+
+    /// What is bound once cannot be changed while clients hold connections to it.
+    fn fixed(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("listen", self.listen.to_string()),
+            ("plaintext", (self.access == Access::Plaintext).to_string()),
+            ("socket", format!("{:?}", self.options.socket)),
+        ]
     }
 }
 
@@ -209,7 +180,7 @@ fn clients(raw: &Raw, problems: &mut Problems) -> Clients {
                 permissions.0[*operation as usize] = true;
             }
             let Some(text) = problems.require("san", &client.san) else { return };
-            let Some(name) = tls::name(text) else {
+            let Some(name) = identity(text) else {
                 let text = format!(
                     "{text:?} is no DNS name, URI or IP address; wildcards name nobody in particular"
                 );
@@ -242,20 +213,6 @@ impl Clients {
             let may = Operation::ALL.into_iter().filter(|one| permissions.0[*one as usize]);
             (name.as_str(), may.map(Operation::label).collect())
         })
-    }
-}
-
-impl Operation {
-    /// All three.
-    pub const ALL: [Self; 3] = [Self::Status, Self::Encrypt, Self::Decrypt];
-
-    /// As written in configuration and metrics.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Status => "status",
-            Self::Encrypt => "encrypt",
-            Self::Decrypt => "decrypt",
-        }
     }
 }
 

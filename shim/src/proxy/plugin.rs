@@ -23,6 +23,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The plugin behind the proxy.
 pub(super) struct Plugin {
     endpoint: Endpoint,
+    server_uids: Vec<u32>,
     open: tokio::sync::Mutex<()>,
     current: Mutex<Option<Open>>,
     trouble: Mutex<Option<Trouble>>,
@@ -47,7 +48,7 @@ pub(super) struct Trouble {
 pub(super) enum SocketError {
     /// Nobody listens, or there is no such socket.
     Connect,
-    /// The socket may not be opened.
+    /// The socket may not be opened, or a uid serves it that is not accepted.
     Denied,
     /// Whoever listens does not speak HTTP/2.
     Handshake,
@@ -73,9 +74,9 @@ impl SocketError {
 }
 
 impl Plugin {
-    pub(super) fn new(endpoint: Endpoint) -> Self {
+    pub(super) fn new(endpoint: Endpoint, server_uids: Vec<u32>) -> Self {
         let (open, current, trouble) = Default::default();
-        Self { endpoint, open, current, trouble }
+        Self { endpoint, server_uids, open, current, trouble }
     }
 
     pub(super) fn endpoint(&self) -> &Endpoint {
@@ -191,6 +192,9 @@ impl Plugin {
             }
             _ => failed(SocketError::Connect, error.into(), "see whether the plugin runs"),
         })?;
+        self.endpoint
+            .check_server(&stream, &self.server_uids)
+            .map_err(|error| Failure::Way(SocketError::Denied, error))?;
         let (client, connection) =
             client::open(stream, Uri::from_static("http://localhost")).await.map_err(|error| {
                 failed(SocketError::Handshake, error.into(), "see what listens on that socket")

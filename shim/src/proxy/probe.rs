@@ -2,16 +2,17 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use http::Uri;
 use serde_json::json;
+use sidekey_core::config::parse_duration;
 use sidekey_core::proto::v2::StatusRequest;
 use sidekey_core::{Answer, Error, KeyId, Kind, Output, client, mistakes, read_file};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::command::duration;
 use super::config::Config;
 use crate::tls::{Identity, TlsFiles};
 
@@ -50,8 +51,8 @@ pub(super) struct Probe {
     #[arg(long, value_name = "NAME", requires = "endpoint")]
     server_name: Option<String>,
     /// How long to wait for an answer
-    #[arg(long, value_name = "TIME", default_value = "3s")]
-    timeout: String,
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
+    timeout: Duration,
     /// How to answer
     #[arg(short, long, value_enum, default_value_t)]
     pub(super) output: Output,
@@ -59,7 +60,7 @@ pub(super) struct Probe {
 
 /// Asks, and gives the answer.
 pub(super) fn probe(probe: Probe) -> Result<Answer, Error> {
-    let limit = duration("--timeout", &probe.timeout)?;
+    let limit = probe.timeout;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -84,7 +85,7 @@ async fn of_config(path: &std::path::Path, healthy: bool) -> Result<Answer, Erro
             Error::new(Kind::Invalid, mistakes(&path.display().to_string(), &problems))
         })?;
     if healthy {
-        let address = config.admin.address.ok_or_else(|| {
+        let address = config.options.admin.address.ok_or_else(|| {
             Error::new(Kind::Invalid, format!("{path:?} has no admin address to ask"))
                 .with_hint("set admin, or leave --healthy out")
         })?;

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sidekey_core::kms::KmsService;
 use sidekey_core::proto::v2::key_management_service_server::KeyManagementServiceServer;
 use sidekey_core::server::{Stop, serve_kms_over, stopper};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -14,8 +15,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::Shared;
+use super::leg::PluginLeg;
 use super::metrics::Rejection;
-use super::service::Service;
 use crate::tls::{Identity, Peer, Protocol};
 
 /// Clients that have shown who they are: a shim has one connection for each endpoint.
@@ -110,7 +111,8 @@ impl Visit {
         };
         let _guest = self.shared.connected.enter();
         let names = trust.as_ref().map(|(_, peer)| peer.sans.clone());
-        let service = Service { shared: self.shared.clone(), names: names.clone() };
+        let leg = PluginLeg { shared: self.shared.clone(), names: names.clone() };
+        let service = KmsService::new(leg, self.shared.metrics.requests.clone());
         let service = KeyManagementServiceServer::new(service);
         let (stopper, stopped) = stopper();
         let mut serving = std::pin::pin!(serve_kms_over(stream, service, stopped));

@@ -1,53 +1,11 @@
 //! What the admin endpoints show.
 
-use std::sync::PoisonError;
 use std::time::SystemTime;
 
-use serde::Serialize;
 use serde_json::{Value, json};
 use sidekey_core::{Source, VERSION, time};
 
 use super::Shared;
-
-/// The configuration in use, and why a newer one is not.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct ConfigStatus {
-    source: String,
-    revision: Option<String>,
-    loaded: String,
-    refused: Option<Refused>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-struct Refused {
-    at: String,
-    error: String,
-}
-
-impl ConfigStatus {
-    pub(super) fn new(source: &str, revision: Option<&str>) -> Self {
-        Self {
-            source: source.to_owned(),
-            revision: revision.map(str::to_owned),
-            loaded: time(SystemTime::now()),
-            refused: None,
-        }
-    }
-}
-
-impl Shared {
-    /// Notes how an attempt to take over a changed configuration ended.
-    pub(super) fn note(&self, result: &Result<(), String>, revision: Option<&str>) {
-        let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
-        match result {
-            Ok(()) => *config = ConfigStatus::new(&config.source, revision),
-            Err(error) => {
-                let at = time(SystemTime::now());
-                config.refused = Some(Refused { at, error: error.clone() });
-            }
-        }
-    }
-}
 
 impl Source for Shared {
     /// It listens as soon as it exists, and does not wait for the plugin: a client that asks too
@@ -98,7 +56,7 @@ impl Source for Shared {
             "listen": self.address.to_string(),
             "plaintext": self.identity.is_none(),
             "connections": self.metrics.connections.get(),
-            "config": *self.config.lock().unwrap_or_else(PoisonError::into_inner),
+            "config": self.config.status(),
             "plugin": {
                 "endpoint": plugin.endpoint().to_string(),
                 "connected": plugin.connected(),

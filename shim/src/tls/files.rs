@@ -1,22 +1,22 @@
 //! From files to something that can be used, or to what is wrong with them.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 
-use rustls::client::Resumption;
+use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, kx_group};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use sidekey_core::{Error, Files, Kind};
+use rustls::{ClientConfig, ServerConfig, SupportedProtocolVersion};
+use sidekey_core::certificate::Certificate;
+use sidekey_core::tls::{self, KeyPair, TlsPolicy, Unusable};
+use sidekey_core::{Digest, Error, Files};
 
-use super::leaf::Leaf;
-use super::{Digest, TlsFiles};
+use super::TlsFiles;
+
+/// Both sides are ours.
+static VERSIONS: [&SupportedProtocolVersion; 1] = [&TLS13];
 
 /// One state of the files.
 pub(super) struct Loaded {
@@ -24,7 +24,8 @@ pub(super) struct Loaded {
     pub(super) http2: Arc<ServerConfig>,
     pub(super) http1: Arc<ServerConfig>,
     pub(super) clients: Arc<dyn ClientCertVerifier>,
-    pub(super) leaf: Leaf,
+    pub(super) servers: Arc<dyn ServerCertVerifier>,
+    pub(super) leaf: Certificate,
     pub(super) digest: Digest,
 }
 
@@ -34,45 +35,25 @@ impl Loaded {
     }
 
     pub(super) fn parse(paths: &TlsFiles, files: &Files) -> Result<Self, Error> {
-        let roots = Arc::new(authorities(&paths.ca, files)?);
-        let chain = certificates(&paths.cert, files)?;
-        let key = PrivateKeyDer::from_pem_slice(files.secret(&paths.key)?.expose())
-            .map_err(|error| bad(&paths.key, "holds no private key", error))?;
-        let leaf = match chain.first().map(|leaf| Leaf::parse(leaf)) {
-            Some(Ok(leaf)) => leaf,
-            Some(Err(error)) => return Err(bad(&paths.cert, "holds no X.509 certificate", error)),
-            None => return Err(empty(&paths.cert)),
-        };
-        let pair = |error| bad(&paths.cert, "and its key cannot be used", error);
-        let provider = Arc::new(provider());
-        let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
-            .build()
-            .map_err(|error| bad(&paths.ca, "cannot be used", error))?;
-        let mut server = ServerConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(pair)?
-            .with_client_cert_verifier(clients.clone())
-            .with_single_cert(chain.clone(), key.clone_key())
-            .map_err(pair)?;
-        server.session_storage = Arc::new(NoServerSessionStorage {});
-        server.send_tls13_tickets = 0;
-        let mut client = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .map_err(pair)?
-            .with_root_certificates(roots)
-            .with_client_auth_cert(chain, key)
-            .map_err(pair)?;
-        client.resumption = Resumption::disabled();
-        client.alpn_protocols = vec![b"h2".to_vec()];
-        let mut http1 = server.clone();
-        http1.alpn_protocols = vec![b"http/1.1".to_vec()];
-        server.alpn_protocols = vec![b"h2".to_vec()];
-        let (client, http2, http1) = (Arc::new(client), Arc::new(server), Arc::new(http1));
-        Ok(Self { client, http2, http1, clients, leaf, digest: files.digest() })
+        let roots = tls::authorities(&paths.ca, files, Unusable::Refuse)?;
+        let pair = KeyPair::read(&paths.cert, &paths.key, files)?;
+        let http2 =
+            TlsPolicy { provider: Arc::new(provider()), versions: &VERSIONS, protocol: "h2" };
+        let http1 = TlsPolicy { protocol: "http/1.1", ..http2.clone() };
+        let clients = tls::client_verifier(&http2, roots.clone())?;
+        Ok(Self {
+            leaf: pair.leaf()?,
+            http2: Arc::new(tls::server(&http2, clients.clone(), &pair)?),
+            http1: Arc::new(tls::server(&http1, clients.clone(), &pair)?),
+            clients,
+            servers: tls::server_verifier(&http2, roots.clone())?,
+            client: Arc::new(tls::client(&http2, roots, Some(&pair))?),
+            digest: files.digest(),
+        })
     }
 
     pub(super) fn expiry_text(&self) -> impl fmt::Display + use<> {
-        sidekey_core::time(self.leaf.expires)
+        sidekey_core::time(self.leaf.not_after)
     }
 }
 
@@ -87,37 +68,4 @@ fn provider() -> CryptoProvider {
         ],
         ..aws_lc_rs::default_provider()
     }
-}
-
-fn authorities(path: &Path, files: &Files) -> Result<RootCertStore, Error> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(path, files)? {
-        roots
-            .add(certificate)
-            .map_err(|error| bad(path, "holds a certificate that cannot be used", error))?;
-    }
-    Ok(roots)
-}
-
-fn certificates(path: &Path, files: &Files) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let list: Result<Vec<_>, _> =
-        CertificateDer::pem_slice_iter(files.secret(path)?.expose()).collect();
-    match list {
-        Ok(list) if list.is_empty() => Err(empty(path)),
-        Ok(list) => Ok(list),
-        Err(error) => Err(bad(path, "is not PEM", error)),
-    }
-}
-
-fn empty(path: &Path) -> Error {
-    Error::new(Kind::Config, format!("file {path:?} holds no certificate"))
-        .with_hint("write it as PEM, with BEGIN CERTIFICATE")
-}
-
-fn bad(
-    path: &Path,
-    what: &str,
-    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> Error {
-    Error::new(Kind::Config, format!("file {path:?} {what}")).with_source(error)
 }

@@ -1,81 +1,61 @@
-//! Certificates that are read, good and hostile.
+//! Trust that ends with time, whatever the clock does.
 
 #![allow(clippy::unwrap_used)]
 
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::AtomicBool;
 
-use rcgen::{CertificateParams, KeyPair, SanType, date_time_ymd};
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rustls::pki_types::pem::PemObject;
 
-use super::leaf::{Leaf, name};
+use super::*;
 
-fn certificate(year: i32, names: Vec<SanType>) -> Vec<u8> {
+/// An identity, and a client whose certificate lasts until the year 4096.
+fn acquainted(directory: &Path) -> (Arc<Identity>, Peer) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.not_after = date_time_ymd(year, 1, 1);
-    params.subject_alt_names = names;
-    params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let ca = params.self_signed(&key).unwrap().pem();
+    let issuer = Issuer::new(params, key);
+    let mut params = CertificateParams::new(vec!["shim.example".to_owned()]).unwrap();
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&key, &issuer).unwrap();
+    let file = |name: &str, text: &str| {
+        let path = directory.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let files = TlsFiles {
+        ca: file("ca.crt", &ca),
+        cert: file("tls.crt", &certificate.pem()),
+        key: file("tls.key", &key.serialize_pem()),
+    };
+    let chain = vec![CertificateDer::from_pem_slice(certificate.pem().as_bytes()).unwrap()];
+    (Identity::load(files).unwrap(), Peer::of(chain).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_is_set_forward_ends_trust_within_a_minute() {
+    let directory = tempfile::tempdir().unwrap();
+    let (identity, peer) = acquainted(directory.path());
+    let set_forward = AtomicBool::new(false);
+    let clock = || match set_forward.load(Ordering::Relaxed) {
+        false => SystemTime::now(),
+        true => peer.expires + Duration::from_secs(2),
+    };
+    let mut distrusted = std::pin::pin!(identity.distrusted_by(&peer, clock));
+    let day = Duration::from_secs(24 * 3600);
+    assert!(timeout(day, &mut distrusted).await.is_err(), "it is valid for years");
+    set_forward.store(true, Ordering::Relaxed);
+    timeout(Duration::from_secs(60), distrusted).await.unwrap();
 }
 
 #[test]
-fn expiry_is_read_in_both_forms() {
-    // RFC 5280: UTCTime until 2049, GeneralizedTime from 2050.
-    for (year, seconds) in [(2030, 1_893_456_000), (2060, 2_840_140_800)] {
-        let leaf = Leaf::parse(&certificate(year, Vec::new())).unwrap();
-        assert_eq!(leaf.expires, SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
-        assert!(leaf.names.is_empty());
-    }
-}
-
-#[test]
-fn a_name_of_one_kind_cannot_pass_for_another() {
-    let dns = |text: &str| SanType::DnsName(text.try_into().unwrap());
-    let uri = |text: &str| SanType::URI(text.try_into().unwrap());
-    let names = vec![
-        dns("10.0.0.1"),
-        dns("spiffe://example/shim"),
-        dns("*.example"),
-        dns("good.example"),
-        uri("shim.example"),
-        uri("10.0.0.2"),
-        uri("spiffe://example/with space"),
-        uri("spiffe://example/good"),
-        SanType::Rfc822Name("mail.example".try_into().unwrap()),
-        SanType::IpAddress("10.0.0.3".parse().unwrap()),
-    ];
-    let leaf = Leaf::parse(&certificate(2030, names)).unwrap();
-    assert_eq!(leaf.names, ["good.example", "spiffe://example/good", "10.0.0.3"]);
-}
-
-#[test]
-fn hostile_bytes_are_refused_or_read_but_never_panic() {
-    let names = vec![
-        SanType::DnsName("shim.example".try_into().unwrap()),
-        SanType::IpAddress("fd00::1".parse().unwrap()),
-    ];
-    let sound = certificate(2030, names);
-    for end in 0..sound.len() {
-        assert!(Leaf::parse(&sound[..end]).is_err(), "{end} bytes are not all");
-    }
-    for index in 0..sound.len() {
-        for flip in [0x01, 0x20, 0x80, 0xff] {
-            let mut bytes = sound.clone();
-            bytes[index] ^= flip;
-            let _ = Leaf::parse(&bytes);
-        }
-    }
-}
-
-#[test]
-fn names_have_one_form() {
-    for (text, form) in [
-        ("Shim.Example", "shim.example"),
-        ("shim", "shim"),
-        ("0:0:0::1", "::1"),
-        ("10.0.0.1", "10.0.0.1"),
-        ("spiffe://Example/Shim", "spiffe://Example/Shim"),
-    ] {
-        assert_eq!(name(text).as_deref(), Some(form));
-    }
-    for bad in ["", ".", "a..b", "*.example", "a b", "spiffe://", "://x", "a/b", "ä.example"] {
-        assert_eq!(name(bad), None, "{bad:?}");
-    }
+fn a_client_is_trusted_from_the_beginning_to_the_end_of_its_certificate() {
+    let directory = tempfile::tempdir().unwrap();
+    let (identity, peer) = acquainted(directory.path());
+    assert!(identity.trusts(&peer));
+    assert!(!identity.trusts_at(&peer, SystemTime::UNIX_EPOCH));
+    assert!(identity.trusts_at(&peer, peer.expires - Duration::from_secs(1)));
+    assert!(!identity.trusts_at(&peer, peer.expires + Duration::from_secs(2)));
 }

@@ -17,6 +17,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::{Value, json};
+use sidekey_core::app::App;
 use sidekey_core::client::Connection;
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, StatusRequest};

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use sidekey_core::kms::PROOF_AGE;
 use sidekey_core::proto::v2::key_management_service_server::KeyManagementService;
 use sidekey_core::proto::v2::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
 };
 use sidekey_core::server::{Stopper, serve_kms, stopper};
-use sidekey_core::{Clients, Endpoint, Listener, PROOF_AGE, SocketOptions};
+use sidekey_core::{Clients, Endpoint, Listener, SocketOptions};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tonic::{Code, Request, Response, Status};
@@ -34,6 +35,8 @@ pub struct Manners {
     pub kek: AtomicU64,
     /// The key_id that it reports and writes under, if not [`KEY_ID`].
     pub key_id: Mutex<Option<String>>,
+    /// What was wrapped under this key_id cannot be read any more.
+    pub retired: Mutex<Option<String>>,
     /// Takes requests and answers none.
     pub hangs: AtomicBool,
     /// May only decrypt: all else is refused.
@@ -180,7 +183,10 @@ impl KeyManagementService for Service {
         if let Some(gate) = gate {
             gate.acquire().await.unwrap().forget();
         }
-        let mut ciphertext = request.into_inner().ciphertext;
+        let DecryptRequest { mut ciphertext, key_id, .. } = request.into_inner();
+        if self.0.retired.lock().unwrap().as_ref() == Some(&key_id) {
+            return Err(Status::failed_precondition("this version was retired"));
+        }
         if let Ok(kek @ 1..) = u8::try_from(self.0.kek.load(Ordering::SeqCst)) {
             if ciphertext.first() != Some(&kek) {
                 return Err(Status::failed_precondition("wrapped with another KEK"));

@@ -8,6 +8,8 @@ use super::super::minter::Minter;
 use super::super::{Wanted, add_mount};
 use super::{liveness_probe, mount, read_only, startup_probe};
 
+/// The volume of a pod's sockets.
+const SHARED: &str = "kms-sockets";
 /// Where all sockets are.
 const SOCKETS: &str = "/var/run/kmsplugin";
 /// Where each sidecar has its files.
@@ -38,12 +40,12 @@ pub(super) fn addition(
     facts: &Facts,
 ) -> Addition {
     let mut volumes =
-        vec![sockets(), encryption(facts), files("kms-shim", "sidekey-shim", "shim", facts)];
+        vec![sockets(SHARED), encryption(facts), files("kms-shim", "sidekey-shim", "shim", facts)];
     let mut init_containers = Vec::new();
     let mut problems = Vec::new();
     // The last to start is the first to end: the shim before those that it needs.
     for vendor in vendors {
-        let (mut container, mut own) = provider(vendor, &wanted.image(vendor), facts);
+        let (mut container, mut own) = provider(vendor, &wanted.image(vendor), SHARED, facts);
         if let Some(minter) = minters.iter().find(|minter| minter.token.vendor == *vendor) {
             let mount = match facts.minted(vendor, minter.token.directory()) {
                 // Who made the pod mints it already.
@@ -65,9 +67,11 @@ pub(super) fn addition(
     let listen = format!("{SOCKETS}/kms.sock");
     let args = [config(), format!("--listen=unix://{listen}")];
     let image = wanted.image("shim");
-    init_containers.push(sidecar("sidekey-shim", &image, &args, &listen, "kms-shim", facts));
+    let volumes_of_shim = [SHARED, "kms-shim"];
+    init_containers.push(sidecar("sidekey-shim", &image, &args, &listen, volumes_of_shim, facts));
     let mut addition = configuration(facts);
-    addition.mounts.insert(0, mount("kms-sockets", SOCKETS));
+    // It connects, and makes nothing there.
+    addition.mounts.insert(0, read_only(SHARED, SOCKETS));
     Addition { init_containers, volumes, problems, ..addition }
 }
 
@@ -85,17 +89,23 @@ pub(super) fn minter(minter: &Minter, image: &str, facts: &Facts) -> Value {
     })
 }
 
-/// A vendor's sidecar, and its volumes: the sockets, and its own head last.
-pub(super) fn provider(vendor: &str, image: &str, facts: &Facts) -> (Value, Vec<Value>) {
+/// A vendor's sidecar, and its volumes: the one that its sockets are in, and its own head last.
+pub(super) fn provider(
+    vendor: &str,
+    image: &str,
+    shared: &str,
+    facts: &Facts,
+) -> (Value, Vec<Value>) {
     let (program, volume) = (format!("sidekey-{vendor}"), format!("kms-provider-{vendor}"));
     let admin = format!("{SOCKETS}/{vendor}-admin.sock");
     let args = [config(), format!("--admin-socket={admin}")];
     let head = files(&volume, &format!("sidekey-provider-{vendor}"), vendor, facts);
-    (sidecar(&program, image, &args, &admin, &volume, facts), vec![sockets(), head])
+    let container = sidecar(&program, image, &args, &admin, [shared, &volume], facts);
+    (container, vec![sockets(shared), head])
 }
 
-fn sockets() -> Value {
-    json!({"name": "kms-sockets", "emptyDir": {"medium": "Memory"}})
+fn sockets(name: &str) -> Value {
+    json!({"name": name, "emptyDir": {"medium": "Memory"}})
 }
 
 fn config() -> String {
@@ -117,7 +127,7 @@ fn sidecar(
     image: &str,
     args: &[String],
     socket: &str,
-    volume: &str,
+    [sockets, head]: [&str; 2],
     facts: &Facts,
 ) -> Value {
     json!({
@@ -130,7 +140,7 @@ fn sidecar(
         "startupProbe": startup_probe(program, socket),
         "livenessProbe": liveness_probe(program, socket),
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
-        "volumeMounts": [mount("kms-sockets", SOCKETS), read_only(volume, FILES)],
+        "volumeMounts": [mount(sockets, SOCKETS), read_only(head, FILES)],
     })
 }
 

@@ -53,6 +53,7 @@ spec:
     fingerprint: abcdabcd
     listen: unix:///var/run/kmsplugin/kms-1.sock
     endpoints: ["unix:///var/run/kmsplugin/kms-1.sock"]
+  - {id: 2, type: external, role: read, endpoints: ["unix:///run/foreign.sock"], serverUids: [7]}
 "#;
 
 /// What cannot go together in one document, all the same.

@@ -85,8 +85,11 @@ impl Plan {
             "metadata": metadata,
             "spec": work.job(encryption, &labels),
         });
-        let whole = json!([job, secret]).to_string();
-        let hash = hex(&sha256(whole.as_bytes()));
+        let mut whole = vec![job.clone(), json!(secret)];
+        if let Task::Preflight(PreflightTask { occasion: Some(occasion), .. }) = task {
+            whole.push(json!(occasion));
+        }
+        let hash = hex(&sha256(json!(whole).to_string().as_bytes()));
         job["metadata"]["annotations"] = json!({super::ANNOTATION_TASK: hash});
         Ok(Self { name, hash, job, secret })
     }
@@ -304,7 +307,8 @@ fn preflight(
             json!({"secretName": name, "items": [{"key": CANARY_FILE, "path": CANARY_FILE}]});
         work.mount("canary", names::MOUNT, ("secret", source));
     }
-    work.mount("sockets", names::SOCKETS, ("emptyDir", json!({"medium": "Memory"})));
+    work.volumes.push(json!({"name": "sockets", "emptyDir": {"medium": "Memory"}}));
+    work.mounts.push(json!({"name": "sockets", "mountPath": names::SOCKETS, "readOnly": true}));
     let config = format!("--config={}/{}", names::MOUNT, names::CONFIG_FILE);
     let mut provider = container(PROVIDER, &encryption.image(&key.vendor), &[config]);
     provider["restartPolicy"] = "Always".into();

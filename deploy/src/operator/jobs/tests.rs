@@ -37,7 +37,7 @@ fn preflight(token: &str) -> Task {
     let key = encryption().spec.keys[0].clone();
     let mut files = ResolvedFiles::default();
     files.insert(key.files[0].source.clone(), Secret::new(token.as_bytes().to_vec()));
-    Task::Preflight(PreflightTask { key, files })
+    Task::Preflight(PreflightTask { key, files, occasion: None })
 }
 
 fn gate() -> GateTask {
@@ -184,10 +184,23 @@ fn a_trial_runs_the_providers_own_image_and_shows_secrets_to_it_alone() {
     assert_eq!(provider["restartPolicy"], "Always");
     assert!(args(&plan).contains("--socket=unix:///var/run/kmsplugin/kms-2.sock"));
     let mounts = pod_spec(&plan)["containers"][0]["volumeMounts"].as_array().unwrap().clone();
-    assert!(mounts.iter().all(|mount| mount["name"] == "sockets"), "{mounts:?}");
+    let sockets = json!({"name": "sockets", "mountPath": "/var/run/kmsplugin", "readOnly": true});
+    assert_eq!(mounts, [sockets]);
     assert!(!plan.job.to_string().contains("hunter2"));
     let data = plan.secret.unwrap()["data"].as_object().unwrap().clone();
     assert_eq!(data.keys().collect::<Vec<_>>(), ["config.yaml", "token"]);
+}
+
+#[test]
+fn a_trial_of_another_occasion_is_another_one() {
+    let of = |occasion: Option<&str>| {
+        let Task::Preflight(mut task) = preflight("t") else { unreachable!() };
+        task.occasion = occasion.map(str::to_owned);
+        plan(&Task::Preflight(task)).hash
+    };
+    assert_eq!(of(None), plan(&preflight("t")).hash);
+    assert_ne!(of(None), of(Some("sha256:a")));
+    assert_ne!(of(Some("sha256:a")), of(Some("sha256:b")));
 }
 
 #[test]

@@ -19,9 +19,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
 use sidekey_core::Secret;
+use sidekey_core::certificate::Certificate;
 
 use crate::Error;
-use crate::doctor::leaf::Leaf;
 
 /// The certificates that are trusted; the first one's key signs.
 pub(crate) const CA_FILE: &str = "ca.crt";
@@ -207,7 +207,7 @@ impl Authority {
     /// names, belongs to the key, and is not yet to be renewed.
     pub(crate) fn vouches(&self, issued: &Issued, names: &[String], now: SystemTime) -> bool {
         let Ok(der) = CertificateDer::from_pem_slice(issued.cert.as_bytes()) else { return false };
-        let Ok(leaf) = Leaf::parse(&der) else { return false };
+        let Ok(leaf) = Certificate::parse(&der) else { return false };
         let (Ok(parsed), Ok(certified)) = (ParsedCertificate::try_from(&der), issued.certified())
         else {
             return false;
@@ -227,7 +227,10 @@ impl Authority {
             ServerName::try_from(name.as_str())
                 .is_ok_and(|name| verify_server_name(&parsed, &name).is_ok())
         });
-        signed && named && certified.keys_match().is_ok() && !due(leaf.begins, leaf.expires, now)
+        signed
+            && named
+            && certified.keys_match().is_ok()
+            && !due(leaf.not_before, leaf.not_after, now)
     }
 
     /// What verifies whomever this CA, an old one or the next one has signed.
@@ -333,9 +336,9 @@ fn anchors(text: &str) -> Result<Vec<Anchor>, Error> {
         let bad = || Error::failed("a certificate in it cannot be read");
         let der = CertificateDer::from_pem_slice(part.as_bytes())
             .map_err(|error| bad().because(error))?;
-        let leaf = Leaf::parse(&der).map_err(|error| bad().because(error))?;
+        let leaf = Certificate::parse(&der).map_err(|error| bad().because(error))?;
         let pem = format!("{part}\n");
-        anchors.push(Anchor { pem, der, begins: leaf.begins, expires: leaf.expires });
+        anchors.push(Anchor { pem, der, begins: leaf.not_before, expires: leaf.not_after });
     }
     Ok(anchors)
 }

@@ -62,8 +62,11 @@ fn hosted() -> Fake {
     plane(&[("same-namespace", same_namespace()), ("kas", api)])
 }
 
+/// What was written; the cheap look is to follow policies while ours stands, and only then.
 async fn ensured(fake: &Fake) -> Vec<String> {
-    ensure(&fake.context(), &encryption()).await.unwrap();
+    let ctx = fake.context();
+    ensure(&ctx, &encryption()).await.unwrap();
+    assert_eq!(ctx.quiet.has_policy("clusters-a"), !fake.at(OURS).is_null());
     fake.written()
 }
 

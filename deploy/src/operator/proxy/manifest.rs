@@ -242,7 +242,11 @@ impl<'a> Pattern<'a> {
                 "requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"},
             },
             "volumeMounts": [
-                {"name": "kms-sockets", "mountPath": names::SOCKETS},
+                // Those of its own provider, to connect and for nothing else.
+                {
+                    "name": inject::sockets_of(&key.vendor), "mountPath": names::SOCKETS,
+                    "readOnly": true,
+                },
                 {"name": "proxy", "mountPath": names::MOUNT, "readOnly": true},
                 {"name": "proxy-tls", "mountPath": TLS, "readOnly": true},
             ],

@@ -215,7 +215,7 @@ async fn a_pod_is_restricted_lingers_and_runs_where_kube_apiserver_may() {
     for secret in ["sidekey-provider-aws", "sidekey-provider-vault", "sidekey-proxy-tls"] {
         assert_eq!(volumes.matches(&format!("\"{secret}\"")).count(), 1, "{secret}");
     }
-    assert_eq!(volumes.matches("kms-sockets").count(), 1);
+    assert_eq!(volumes.matches("kms-sockets").count(), 2);
     let file = config(&fake, "key-2.yaml");
     assert_eq!(file["listen"], "0.0.0.0:10002");
     assert_eq!(file["plugin"], "unix:///var/run/kmsplugin/kms-2.sock");
@@ -225,6 +225,38 @@ async fn a_pod_is_restricted_lingers_and_runs_where_kube_apiserver_may() {
         json!([
             {"san": "shim.sidekey", "allow": ["status", "encrypt", "decrypt"]},
         ])
+    );
+}
+
+#[tokio::test]
+async fn no_container_but_a_provider_and_its_proxies_sees_its_sockets() {
+    let (fake, wish) = (hosted(), encryption(&[(2, "vault"), (3, "vault"), (1, "aws")]));
+    ensure(&fake.context(), &wish).await.unwrap();
+    let deployment = fake.at(&format!("{APPS}/sidekey-providers"));
+    let spec = &deployment["spec"]["template"]["spec"];
+    let mut seen = Vec::new();
+    for container in
+        ["initContainers", "containers"].iter().flat_map(|list| spec[*list].as_array().unwrap())
+    {
+        for mount in container["volumeMounts"].as_array().unwrap() {
+            let volume = mount["name"].as_str().unwrap();
+            if volume.contains("sockets") {
+                let writes = mount["readOnly"] != true;
+                seen.push((container["name"].as_str().unwrap(), volume, writes));
+            }
+        }
+    }
+    seen.sort_unstable();
+    // Who renames a socket over another's, or makes one in its place, does so among its own.
+    assert_eq!(
+        seen,
+        [
+            ("proxy-1", "kms-sockets-aws", false),
+            ("proxy-2", "kms-sockets-vault", false),
+            ("proxy-3", "kms-sockets-vault", false),
+            ("sidekey-aws", "kms-sockets-aws", true),
+            ("sidekey-vault", "kms-sockets-vault", true),
+        ]
     );
 }
 

@@ -96,7 +96,7 @@ pub(super) fn draft(
     let view = live.view()?;
     let mut made =
         Draft { document: wanted.clone(), retained: Vec::new(), files: known.files.clone() };
-    made.admit(&live.keys()?, stand);
+    made.admit(live, stand)?;
     made.keep_keys(live, stand, known)?;
     made.keep_names(live, &view, stand)?;
     made.keep_resources(&view);
@@ -119,9 +119,10 @@ pub(super) fn draft(
 
 impl Draft {
     /// Of what is wanted, what may be there at this stage; and what the keys must be able to read.
-    fn admit(&mut self, published: &[Key], stand: &Stand) {
+    fn admit(&mut self, live: &Live, stand: &Stand) -> Result<(), Error> {
         if let Some(newcomers) = &stand.newcomers {
-            let there = |id| published.iter().any(|key| key.id == id);
+            let published = live.view()?.keys;
+            let there = |id| published.contains_key(&id);
             let leaves = |id: KeyNumber| stand.leaving.contains(&id.to_string());
             let may = |id| newcomers.contains(&id) || (there(id) && !leaves(id));
             self.document.spec.keys.retain(|key| may(key.id));
@@ -130,12 +131,14 @@ impl Draft {
         spec.adopt.retain(|adoption| !stand.leaving.contains(&adoption.name));
         spec.ciphers.retain(|cipher| !stand.leaving.contains(&cipher.name));
         for key in self.document.spec.keys.iter_mut().filter(|key| key.canary.is_none()) {
-            let same =
-                |other: &&Key| other.id == key.id && other.fingerprint() == key.fingerprint();
-            let kept = published.iter().find(same).and_then(|key| key.canary.clone());
             let made = stand.canary.as_ref().filter(|(id, _)| *id == key.id);
-            key.canary = kept.or_else(|| made.map(|(_, canary)| canary.clone()));
+            // What was made is the newer one.
+            key.canary = match made {
+                Some((_, canary)) => Some(canary.clone()),
+                None => live.canary(key)?,
+            };
         }
+        Ok(())
     }
 
     fn keep_keys(&mut self, live: &Live, stand: &Stand, known: Known<'_>) -> Result<(), Error> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use sidekey_core::config::parse_duration;
 
 use super::super::reason;
+use super::canary::Renewal;
 use super::outlook::pace;
 use super::report::{Subject, age, now};
 use super::retire::PAUSE;
@@ -33,8 +34,15 @@ impl Pass<'_> {
         };
         if self.report.now.encrypted_under.as_ref() == Some(&announced) {
             self.report.now.moved = None;
-            let text = format!("everything stored is under {announced}");
-            self.report.set(Subject::UpToDate, Some(true), "ReEncryptionCompleted", text);
+            // Whoever reads that all is done may retire the old version.
+            match self.renew_canary(wanted, published, &announced).await? {
+                Renewal::Waits(wait) => return Ok(Some(wait)),
+                Renewal::Failed => {}
+                Renewal::Done => {
+                    let text = format!("everything stored is under {announced}");
+                    self.report.set(Subject::UpToDate, Some(true), "ReEncryptionCompleted", text);
+                }
+            }
             return Ok(None);
         }
         let moved = self.moved(&announced);

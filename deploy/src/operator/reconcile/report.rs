@@ -2,9 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use kube::Resource;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::runtime::events::{Event, EventType};
+use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
 use super::super::api;
@@ -18,6 +18,8 @@ use crate::model::names;
 const MESSAGE: usize = 4000;
 /// What an Event may say at most.
 const NOTE: usize = 1000;
+/// To write a status while somebody edits the object.
+const ATTEMPTS: u32 = 3;
 
 /// The conditions, by their types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,17 @@ pub(super) struct Report {
     pub(super) now: Status,
     events: Vec<Event>,
     generation: i64,
+}
+
+/// What became of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// Nothing has changed.
+    Nothing,
+    /// It is the status of the object, if that is there.
+    Status,
+    /// Another status was written since the pass began.
+    Overtaken,
 }
 
 impl Subject {
@@ -86,6 +99,11 @@ impl Report {
     pub(super) fn untold(&self) -> bool {
         let (now, before) = (&self.now, &self.before);
         (now.revision, &now.keys) != (before.revision, &before.keys)
+    }
+
+    /// What everything stored was under, as far as was written down.
+    pub(super) fn encrypted_under_before(&self) -> Option<&str> {
+        self.before.encrypted_under.as_deref()
     }
 
     /// Sets a condition; `None` for unknown. Its time is that of the last change of its status.
@@ -152,15 +170,16 @@ impl Report {
         });
     }
 
-    /// Writes what has changed; gives whether anything has.
+    /// Writes what has changed, unless the status is not the one any more that the pass began with:
+    /// a pass may begin before the operator has heard of what it wrote itself.
     pub(super) async fn write(
         mut self,
         ctx: &Context,
         object: &DynamicObject,
-    ) -> Result<bool, Error> {
+    ) -> Result<Written, Error> {
         self.now.observed_generation = self.generation;
         if self.now == self.before {
-            return Ok(false);
+            return Ok(Written::Nothing);
         }
         let (name, namespace) = (&object.metadata.name, &object.metadata.namespace);
         let (name, namespace) =
@@ -168,17 +187,29 @@ impl Report {
         // Not applied: what somebody else has written, as a backup does that brings a status back,
         // would be his and stay.
         let status = replacing(object.data.get("status"), json!(self.now));
-        let patch = json!({"status": status});
+        let mut patch =
+            json!({"metadata": {"resourceVersion": object.resource_version()}, "status": status});
         let api = api::encryptions(&ctx.client, namespace);
         let manager = Some(names::FIELD_MANAGER.to_owned());
         let parameters = PatchParams { field_manager: manager, ..PatchParams::default() };
-        match api.patch_status(name, &parameters, &Patch::Merge(&patch)).await {
-            Ok(_) => {}
-            // It was deleted meanwhile.
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(true),
-            Err(error) => {
-                let what = format!("cannot write the status of {namespace}/{name}");
-                return Err(refused(what, error));
+        let failed =
+            |error| refused(format!("cannot write the status of {namespace}/{name}"), error);
+        for attempt in 1.. {
+            match api.patch_status(name, &parameters, &Patch::Merge(&patch)).await {
+                Ok(_) => break,
+                // It was deleted meanwhile.
+                Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Written::Status),
+                Err(kube::Error::Api(status)) if status.code == 409 && attempt < ATTEMPTS => {
+                    let Some(now) = api.get_opt(name).await.map_err(failed)? else {
+                        return Ok(Written::Status);
+                    };
+                    if now.data.get("status") != object.data.get("status") {
+                        return Ok(Written::Overtaken);
+                    }
+                    // Somebody has edited the rest of it.
+                    patch["metadata"]["resourceVersion"] = json!(now.resource_version());
+                }
+                Err(error) => return Err(failed(error)),
             }
         }
         let reference = object.object_ref(&api::secret_encryption());
@@ -187,7 +218,7 @@ impl Report {
                 tracing::warn!(%error, namespace, name, "cannot write an event");
             }
         }
-        Ok(true)
+        Ok(Written::Status)
     }
 }
 
@@ -227,6 +258,7 @@ pub(super) fn cut(text: String, limit: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operator::roll::fake::Fake;
 
     #[test]
     fn nothing_that_somebody_else_has_written_into_a_status_stays() {
@@ -246,5 +278,37 @@ mod tests {
         assert_eq!(patch, expected);
         assert_eq!(replacing(None, after.clone()), after);
         assert_eq!(replacing(Some(&json!(null)), after.clone()), after);
+    }
+
+    const OBJECT: &str = "/apis/sidekey.dev/v1alpha1/namespaces/clusters-a/secretencryptions/a";
+
+    /// Writes a revision over this status, where the API server has `now` and refuses the first try.
+    async fn written(now: Value) -> (Result<Written, Error>, Vec<String>) {
+        let object = json!({
+            "apiVersion": "sidekey.dev/v1alpha1", "kind": "SecretEncryption",
+            "metadata": {"name": "a", "namespace": "clusters-a", "resourceVersion": "1"},
+            "spec": {}, "status": {"revision": 1},
+        });
+        let fake = Fake::default();
+        let mut live = object.clone();
+        live["status"] = now;
+        fake.put(OBJECT, live);
+        fake.lock().refusals = [409].into();
+        let object: DynamicObject = serde_json::from_value(object).unwrap();
+        let mut report = Report::of(&object);
+        report.now.revision = Some(2);
+        let outcome = report.write(&fake.context(), &object).await;
+        (outcome, fake.written())
+    }
+
+    #[tokio::test]
+    async fn a_status_of_before_is_never_written_over_a_newer_one() {
+        let (outcome, tried) = written(json!({"revision": 1, "encryptedUnder": "sha256:2"})).await;
+        assert_eq!(outcome.unwrap(), Written::Overtaken);
+        assert_eq!(tried, [format!("PATCH {OBJECT}/status")]);
+        // Where only the spec was edited meanwhile, what the pass has found is not lost.
+        let (outcome, tried) = written(json!({"revision": 1})).await;
+        assert_eq!(outcome.unwrap(), Written::Status);
+        assert_eq!(tried.len(), 2, "{tried:?}");
     }
 }

@@ -108,9 +108,13 @@ impl Pass<'_> {
     async fn prove(&mut self, mut state: State) -> Result<Duration, Halt> {
         let to = Writes::of_turn(&state.to);
         let key = to.key().and_then(|id| self.wanted.key(id).cloned());
-        let Some(key) = key.filter(|key| !key.is_external()) else {
+        let Some(mut key) = key.filter(|key| !key.is_external()) else {
             return self.done(state, Step::Preflight).await;
         };
+        if key.canary.is_none() {
+            // A key that comes back must be the one that it was.
+            key.canary = self.live.canary(&key)?;
+        }
         let files = match self.files_of(&key).await {
             Ok(files) => files,
             Err(halt) => {
@@ -118,7 +122,7 @@ impl Pass<'_> {
                 return Err(halt);
             }
         };
-        let task = Task::Preflight(PreflightTask { key, files });
+        let task = Task::Preflight(PreflightTask { key, files, occasion: None });
         let waited = since(&state);
         match self.work(&state, &task, Subject::Configured, "PreflightFailed").await? {
             Some(report) => {
@@ -235,9 +239,15 @@ impl Pass<'_> {
         if self.work(&state, &task, Subject::UpToDate, "ReEncryptionFailed").await?.is_none() {
             return Ok(since(&state));
         }
-        self.report.now.encrypted_under = hash;
+        self.report.now.encrypted_under.clone_from(&hash);
         self.report.now.encrypted_resources = encrypted(&published.draft.document);
         self.report.now.moved = None;
+        // Only the status says so. The rotation is over once that is known to be written: whoever
+        // found it over, and the status of before, would take all for a rotation at the vendor.
+        if self.report.encrypted_under_before() != hash.as_deref() {
+            self.show(&state, None, Vec::new());
+            return Ok(Duration::ZERO);
+        }
         let next = self.done(state, Step::Migrate).await?;
         self.tell_unread(&published);
         Ok(next)
@@ -247,6 +257,9 @@ impl Pass<'_> {
     pub(super) async fn give_up(&mut self, state: State) -> Result<Duration, Halt> {
         let (from, to) = (Writes::of_turn(&state.from), Writes::of_turn(&state.to));
         let aborted = state.abort(&now())?;
+        if to.key().is_some() {
+            state.refuse_if_it_writes(&self.live)?;
+        }
         let half = !self.left_behind(&self.wanted)?.is_empty();
         if state.read_revision.is_some() || half {
             let needed = state.may_hold_data(&self.live)?.is_some();

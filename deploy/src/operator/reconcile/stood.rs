@@ -6,6 +6,10 @@
 //! vendor and a key that fails are seen. All but the shims' answers takes two requests, one more
 //! for each object that is referred to and not ours, and one where there are proxies.
 //!
+//! Where a NetworkPolicy of ours stands, those of the namespace are one more: see
+//! [`policy`](super::super::policy). One that is narrowed may leave ours the only one of a pod, which
+//! shuts it to everybody.
+//!
 //! Where the webhook puts sidecars in, the labels of the namespace are one more: without its own the
 //! next pod would come without them.
 //!
@@ -20,6 +24,7 @@ use std::sync::Arc;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{Api, DynamicObject, GetParams, ListParams};
 use kube::core::PartialObjectMeta;
 use kube::{Client, Resource, ResourceExt};
@@ -129,6 +134,10 @@ async fn versions(wanted: &SecretEncryption, ctx: &Context) -> Result<Versions, 
     list.add(&pods, &selector.join(",")).await?;
     if wanted.spec.placement == Placement::Proxy {
         list.add(&pods, &proxy::selector()).await?;
+    }
+    if ctx.quiet.has_policy(namespace) {
+        let policies: Api<NetworkPolicy> = Api::namespaced(ctx.client.clone(), namespace);
+        list.add(&policies, "").await?;
     }
     if plane.injection == Injection::Webhook {
         // Without its label the next pod would come without sidecars.

@@ -15,6 +15,7 @@ use crate::render::{Phase, ResolvedFiles, render};
 use crate::rotate::{Stage, Step, Turn};
 
 mod back;
+mod given_up;
 mod half;
 mod newcomers;
 mod recall;
@@ -29,7 +30,7 @@ enum Mode {
 
 const MODES: [Mode; 4] = [Mode::Clear, Mode::Cipher, Mode::Key(1), Mode::Key(2)];
 
-fn key(id: u64, role: &str) -> Value {
+pub(super) fn key(id: u64, role: &str) -> Value {
     json!({
         "id": id, "type": if id == 1 { "aws" } else { "vault" }, "role": role,
         "kek": {"key": format!("kek-{id}")},
@@ -40,7 +41,7 @@ fn key(id: u64, role: &str) -> Value {
     })
 }
 
-fn document(spec: Value) -> SecretEncryption {
+pub(super) fn document(spec: Value) -> SecretEncryption {
     SecretEncryption::from_document(&json!({
         "apiVersion": API_VERSION, "kind": KIND,
         "metadata": {"name": "a", "namespace": "clusters-a"}, "spec": spec,
@@ -404,4 +405,23 @@ fn the_writer_behind_the_shim_is_one() {
     promote(&mut document, KeyNumber(2));
     let writers = document.spec.keys.iter().filter(|key| key.role == Role::Write).count();
     assert_eq!((writers, document.writer().unwrap().id), (1, KeyNumber(2)));
+}
+
+#[test]
+fn a_canary_that_was_made_takes_the_place_of_the_published_one_and_stays() {
+    let canary = |version: u64| json!({"keyId": format!("v/{version}"), "ciphertext": "AAAA", "sha256": "0".repeat(64)});
+    let of = |draft: &Draft| draft.document.key(KeyNumber(1)).unwrap().canary.clone();
+    let mut stand = Stand::of(Writes::Key(KeyNumber(1)));
+    stand.canary = Some((KeyNumber(1), canary(1)));
+    let first = draft(&wanted(Mode::Key(1)), &Live::default(), &stand).unwrap();
+    let live = put(&Live::default(), &first, &[]).unwrap();
+    stand.canary = Some((KeyNumber(1), canary(2)));
+    let renewed = draft(&wanted(Mode::Key(1)), &live, &stand).unwrap();
+    assert_eq!(of(&renewed), Some(canary(2)));
+    let live = put(&live, &renewed, &[]).unwrap();
+    // A later pass has made none, and so has one that made another key's.
+    for made in [None, Some((KeyNumber(2), canary(3)))] {
+        stand.canary = made;
+        assert_eq!(of(&draft(&wanted(Mode::Key(1)), &live, &stand).unwrap()), Some(canary(2)));
+    }
 }

@@ -29,6 +29,8 @@ pub(in crate::operator) struct World {
     pub(in crate::operator) refusals: VecDeque<u16>,
     /// The path of every read.
     pub(in crate::operator) reads: Vec<String>,
+    /// Paths that may not be read.
+    pub(in crate::operator) forbidden: Vec<String>,
     /// How many of the next reads are answered with an error.
     pub(in crate::operator) fails: usize,
     version: u64,
@@ -89,9 +91,25 @@ impl World {
         if path.rsplit('/').next().is_some_and(|last| last.contains('-')) {
             return (404, status(404));
         }
+        if self.forbidden.iter().any(|forbidden| forbidden == path) {
+            return (403, status(403));
+        }
         let inside = |other: &str| {
             other.strip_prefix(path).and_then(|rest| rest.strip_prefix('/')).map(str::to_owned)
         };
+        if let Some((group, plural)) = path.rsplit_once('/')
+            && !path.contains("/namespaces")
+        {
+            // Those of all namespaces.
+            let of = |other: &str| {
+                let rest = other.strip_prefix(group)?.strip_prefix("/namespaces/")?;
+                Some(rest.split('/').nth(1)? == plural)
+            };
+            let all = self.objects.iter().filter(|(other, _)| of(other) == Some(true));
+            let items: Vec<&Value> =
+                all.map(|(_, object)| object).filter(|object| selected(object, query)).collect();
+            return (200, json!({"metadata": {"resourceVersion": "1"}, "items": items}));
+        }
         let all = self.objects.iter();
         let all = all.filter(|(other, _)| inside(other).is_some_and(|rest| !rest.contains('/')));
         let items: Vec<&Value> =

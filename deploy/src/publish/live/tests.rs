@@ -1,10 +1,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use super::*;
-use crate::model::SecretEncryption;
 use crate::render::{Phase, ResolvedFiles, render};
 
-fn rendered(revision: u64) -> Rendered {
+fn encryption() -> SecretEncryption {
     let text = "
 apiVersion: sidekey.dev/v1alpha1
 kind: SecretEncryption
@@ -18,13 +17,22 @@ spec:
     fingerprint: abcd
     credentials: {appRole: {secretIdFile: /etc/sidekey/secret-id}}
     files: [{name: secret-id, secret: {name: approle, key: id}}, {name: other, file: other}]
+  - {id: 2, type: external, role: read, listen: 'unix:///foreign.sock', serverUids: [7, 0]}
 ";
-    let encryption = SecretEncryption::parse(text).unwrap();
+    SecretEncryption::parse(text).unwrap()
+}
+
+fn resolved(encryption: &SecretEncryption) -> ResolvedFiles {
     let mut files = ResolvedFiles::default();
     for source in encryption.sources() {
         files.insert(source.clone(), Secret::new(vec![1]));
     }
-    render(&encryption, revision, &files, Phase::Settled).unwrap()
+    files
+}
+
+fn rendered(revision: u64) -> Rendered {
+    let encryption = encryption();
+    render(&encryption, revision, &resolved(&encryption), Phase::Settled).unwrap()
 }
 
 fn live(revision: u64, revisions: &[u64]) -> Live {
@@ -74,10 +82,36 @@ fn no_revision_goes_that_a_head_carries() {
 #[test]
 fn published_keys_come_back_with_their_files() {
     let keys = live(3, &[3]).keys().unwrap();
-    let [key] = keys.as_slice() else { panic!("{keys:?}") };
+    let [key, foreign] = keys.as_slice() else { panic!("{keys:?}") };
     assert_eq!((key.id, key.role, key.fingerprint()), (KeyNumber(1), Role::Write, "abcd".into()));
     assert_eq!(key.kek, serde_json::json!({"key": "k"}));
     let source = ObjectKey { name: "sidekey-provider-vault".into(), key: "secret-id".into() };
     let file = FileRef { name: "secret-id".into(), source: FileSource::Secret(source) };
     assert_eq!(key.files, [file], "what nothing names is not taken along");
+    assert!(key.server_uids.is_empty());
+    assert_eq!(
+        (foreign.listen.as_str(), &foreign.server_uids[..]),
+        ("unix:///foreign.sock", &[7, 0][..])
+    );
+}
+
+#[test]
+fn a_document_without_a_canary_keeps_the_published_one_of_the_same_kek() {
+    let canary =
+        serde_json::json!({"keyId": "v/1", "ciphertext": "AAAA", "sha256": "0".repeat(64)});
+    let bare = encryption();
+    let mut published = bare.clone();
+    published.spec.keys[0].canary = Some(canary.clone());
+    let mut live = live(1, &[1]);
+    let rendered = render(&published, 1, &resolved(&published), Phase::Settled).unwrap();
+    for part in rendered.parts {
+        live.parts.insert(part.name, LivePart { files: part.files, version: None });
+    }
+    let mut again = bare.clone();
+    live.keep_canaries(&mut again).unwrap();
+    assert_eq!(again.spec.keys[0].canary, Some(canary));
+    let mut other = bare;
+    other.spec.keys[0].given_fingerprint = Some("beef".to_owned());
+    live.keep_canaries(&mut other).unwrap();
+    assert_eq!(other.spec.keys[0].canary, None, "it is of another KEK");
 }

@@ -141,7 +141,7 @@ async fn a_key_that_somebody_let_write_beside_the_rotation_stays() {
     assert_eq!((host.keys().await, host.stage().await), (AFTER.to_vec(), Stage::ReadOnlyDeploy));
     host.publish(&BEFORE).await;
     let why = host.abort(&AFTER).await.unwrap().unwrap();
-    assert!(why.contains("revision 4 is published, and the rotation's own is 2"), "{why}");
+    assert!(why.contains("revision 4 was published, and the rotation's own is 2"), "{why}");
     assert_eq!((host.keys().await, host.stage().await), (BEFORE.to_vec(), Stage::Interrupted));
 }
 
@@ -181,4 +181,18 @@ async fn nothing_is_published_to_give_up_what_never_was() {
     assert_eq!(host.abort(&AFTER).await.unwrap(), None);
     let live = host.target().live("a").await.unwrap();
     assert_eq!((host.keys().await, live.revision()), (FIRST.to_vec(), Some(1)));
+}
+
+#[tokio::test]
+async fn heads_of_a_backup_do_not_hide_what_was_published_since() {
+    let host = Host::new();
+    host.publish(&FIRST).await;
+    host.deploy(&AFTER).await;
+    let state = host.store.load().await.unwrap().state.unwrap();
+    let mut restored = host.target().live("a").await.unwrap();
+    assert_eq!(state.may_hold_data(&restored).unwrap(), None);
+    host.publish(&AFTER).await;
+    restored.revisions = host.target().live("a").await.unwrap().revisions;
+    let why = state.may_hold_data(&restored).unwrap().unwrap();
+    assert!(why.contains("revision 3 was published, and the rotation's own is 2"), "{why}");
 }

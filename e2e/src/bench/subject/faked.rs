@@ -41,12 +41,9 @@ pub(super) fn shim_and_aws(dir: &Path) -> Result<Subject> {
     let fake = Fake::start(FakeKind::Aws)?;
     let sockets = [2, 1].map(|id| key_socket(dir, id));
     let config = aws_config(dir, &fake, &sockets)?;
-    let provider = Launch {
-        program: binaries::path(aws::PROGRAM)?,
-        args: vec!["--config".to_owned(), config.to_string_lossy().into_owned()],
-        socket: sockets[0].clone(),
-        isolated: true,
-    };
+    let args = vec!["--config".to_owned(), config.to_string_lossy().into_owned()];
+    let mut provider = Launch::on_socket(binaries::path(aws::PROGRAM)?, args, &sockets[0])?;
+    provider.isolated = true;
     let text = shim_text(dir, &[2, 1]).replace("{revision}", "1");
     written(dir, "shim.yaml", &text)?;
     let subject = given(SHIM, &["--config", "{dir}/shim.yaml"].map(str::to_owned), dir)?;

@@ -7,7 +7,7 @@ use sidekey_core::Endpoint;
 use sidekey_e2e::bench::fake::{Calls, Fake};
 use sidekey_e2e::bench::subject::{Launch, Yardstick};
 use sidekey_e2e::bench::{
-    Binary, Companion, Counter, Effort, Figures, Memory, Server, Spread, Subject, Target,
+    Binary, Companion, Counter, Effort, Figures, Memory, Reach, Server, Spread, Subject, Target,
     measure_load,
 };
 
@@ -57,7 +57,7 @@ pub(crate) async fn drive_socket(endpoint: &Endpoint, arguments: &Arguments) -> 
     let pid = stream.peer_cred()?.pid().and_then(|pid| u32::try_from(pid).ok());
     drop(stream);
     let program = pid.and_then(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok());
-    let target = Target { endpoint: endpoint.clone(), pid, counter: Counter::Nobody };
+    let target = Target { reach: Reach::Socket(endpoint.clone()), pid, counter: Counter::Nobody };
     let mut figures = drive(&endpoint.to_string(), &target, None, arguments).await?;
     figures.binary = program.and_then(|path| Binary::read(&path).ok());
     Ok(figures)
@@ -82,13 +82,13 @@ async fn start_counted(subject: &Subject) -> Result<(Server, Option<Calls>)> {
 
 /// Calls are counted at the fake endpoint where there is one.
 fn target(launch: &Launch, server: &Server, fake: Option<&Fake>) -> Result<Target> {
-    let endpoint = launch.socket.to_string_lossy().parse()?;
+    let reach = launch.reach.clone();
     let counter = match (fake, server.admin()) {
         (Some(fake), _) => Counter::Fake(fake.address()),
         (None, Some(admin)) => Counter::Plugin(admin),
         (None, None) => Counter::Nobody,
     };
-    Ok(Target { endpoint, pid: Some(server.pid()), counter })
+    Ok(Target { reach, pid: Some(server.pid()), counter })
 }
 
 fn companion(subject: &Subject, behind: &[Server]) -> Result<Option<Companion>> {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
-use super::shims::PORT;
+use super::shims::{KEY_ID, PORT};
 use crate::KubeClient;
 
 /// How often it looks for pods that nobody runs yet.
@@ -161,7 +161,12 @@ fn answer(kind: &str) -> Value {
     match kind {
         "preflight" => json!({
             "verdict": "ready",
-            "keys": [{"id": "1", "verdict": "ready", "steps": [], "keyIdHash": "simulated"}],
+            "keys": [{
+                "id": "1", "verdict": "ready", "steps": [], "keyIdHash": "simulated",
+                "canary": {
+                    "keyId": KEY_ID, "ciphertext": "AAAA", "sha256": "0".repeat(64),
+                },
+            }],
         }),
         "gate" => json!({"kind": "Gate"}),
         "migrate" => json!({"kind": "Migration", "complete": true, "dryRun": false}),

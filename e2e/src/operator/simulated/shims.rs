@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
+use sidekey_core::KeyId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -24,6 +25,8 @@ use crate::KubeClient;
 
 /// Where the operator asks shims.
 pub(super) const PORT: u16 = 8094;
+/// What every simulated provider announces.
+pub(super) const KEY_ID: &str = "simulated";
 
 /// All of them. Ended when this is dropped.
 #[derive(Debug)]
@@ -167,17 +170,20 @@ impl Head {
             other => other.to_string(),
         };
         let time = "2026-01-01T00:00:00Z";
-        let hash = |id: &Value| format!("sha256:simulated-{id}");
+        let hash = |key: &Value| {
+            let (id, fingerprint) = (&key["id"], key["fingerprint"].as_str().unwrap_or_default());
+            let key_id = KeyId::new(&format!("sidekey/{id}-{fingerprint}/{KEY_ID}"));
+            key_id.map(|key_id| key_id.hash()).unwrap_or_default()
+        };
         let keys = self.config["keys"].as_array().cloned().unwrap_or_default();
-        let writer = keys.iter().find(|key| key["role"] == "write").map(|key| key["id"].clone());
-        let writer = writer.unwrap_or_default();
+        let writer = keys.iter().find(|key| key["role"] == "write").cloned().unwrap_or_default();
         let told: Vec<Value> = keys
             .iter()
             .map(|key| {
                 json!({
                     "id": key["id"].to_string(), "role": key["role"],
                     "fingerprint": key["fingerprint"], "canary": !key["canary"].is_null(),
-                    "healthy": true, "since": time, "key_id_hash": hash(&key["id"]),
+                    "healthy": true, "since": time, "key_id_hash": hash(key),
                     "last_success": time,
                 })
             })
@@ -185,7 +191,7 @@ impl Head {
         json!({
             "version": "simulated", "started": time, "mode": "route", "revision": revision,
             "config": {"source": "/etc/sidekey/config.yaml", "revision": revision, "loaded": time},
-            "healthy": true, "write_key": writer.to_string(), "key_id_hash": hash(&writer),
+            "healthy": true, "write_key": writer["id"].to_string(), "key_id_hash": hash(&writer),
             "keys": told,
         })
     }

@@ -10,12 +10,12 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Answer, Output, answer, complain, mistakes, read_file, trial};
+use super::{Answer, Output, answer, complain, trial};
 use crate::backend::Backend;
-use crate::config::{self, KeySpec, parse_duration};
+use crate::config::{self, KeySpec, mistakes, parse_duration, read_file};
 use crate::error::bounded;
-use crate::key::within;
 use crate::key_id::split_shim_prefix;
+use crate::proof::{self, within};
 use crate::{Call, Error, KeyId, Kind, Provider, jitter};
 
 /// Between two looks at the key.
@@ -163,7 +163,7 @@ async fn turn<P: Rotate>(
 async fn current(backend: &dyn Backend, spec: &KeySpec, deadline: Instant) -> Result<KeyId, Error> {
     if let Some(canary) = &spec.canary {
         let call = Call { uid: "rotate", deadline };
-        canary.verify(&backend.decrypt(&canary.sealed, &call).await?)?;
+        proof::reads(backend, canary, &call, None).await?;
     }
     backend.key_id().await
 }

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use crate::backend::Backend;
 use crate::config::{KeySpec, ProcessConfig};
 use crate::files::Files;
-use crate::key::{same, within};
-use crate::{Call, Error, KeyId, Secret, limits};
+use crate::proof::{self, within};
+use crate::{Call, Error, KeyId, Secret};
 
 /// What came of one key.
 pub(crate) struct Trial {
@@ -51,13 +51,12 @@ async fn prove(
 ) -> Result<(KeyId, Option<String>), Error> {
     let call = Call { uid: "check", deadline };
     if let Some(canary) = &spec.canary {
-        canary.verify(&backend.decrypt(&canary.sealed, &call).await?)?;
+        proof::reads(backend, canary, &call, None).await?;
     }
     let named = backend.key_id().await?;
     let plaintext = Secret::random(32)?;
-    let sealed = backend.encrypt(&named, plaintext.expose(), &call).await?;
-    limits::check_sealed(&sealed)?;
-    let (back, key_id) = backend.verify(&sealed, &call).await?;
-    same(plaintext.expose(), &back)?;
-    Ok((key_id, backend.note()))
+    let encrypting = backend.encrypt(&named, plaintext.expose(), &call);
+    let sealed =
+        proof::encrypt_verified(backend, encrypting, plaintext.expose(), &call, None).await?;
+    Ok((sealed.key_id, backend.note()))
 }

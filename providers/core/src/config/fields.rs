@@ -120,6 +120,14 @@ pub struct RawProbe {
     coast: Option<String>,
 }
 
+/// Reads `serverUids`: a list that names nobody would accept no server.
+pub fn server_uids(given: Option<&[u32]>, problems: &mut Problems) -> Vec<u32> {
+    if given.is_some_and(<[u32]>::is_empty) {
+        problems.add("serverUids", "is empty: name the uids, or leave it out for our own and root");
+    }
+    given.unwrap_or_default().to_vec()
+}
+
 /// Reads a key number: `1` and `"1"` are the same.
 pub fn number(value: &Value, problems: &mut Problems) -> Option<KeyNumber> {
     let text = plain(value);

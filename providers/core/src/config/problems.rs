@@ -87,6 +87,19 @@ impl Problems {
     }
 }
 
+/// Lists every mistake, one a line.
+pub fn mistakes(source: &str, problems: &Problems) -> String {
+    let count = problems.iter().count();
+    let plural = if count == 1 { "" } else { "s" };
+    let least = if problems.is_full() { "at least " } else { "" };
+    let mut text = format!("{source} has {least}{count} mistake{plural}:");
+    for problem in problems.iter() {
+        let colon = if problem.path.is_empty() { "" } else { ": " };
+        text.push_str(&format!("\n  {}{colon}{}", problem.path, problem.message));
+    }
+    text
+}
+
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, problem) in self.list.iter().enumerate() {

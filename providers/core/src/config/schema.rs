@@ -4,20 +4,16 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::fields::{
-    LogOptions, ProbeOptions, RawHealth, RawLog, RawProbe, RawSocket, address, duration, endpoint,
-    health, linger, log, number, plain, probe, socket, text,
-};
-use super::{Problems, read};
+use super::fields::{ProbeOptions, RawHealth, RawProbe, endpoint, health, number, probe};
+use super::{Problems, ProcessOptions, read};
+use crate::app::Configuration;
 use crate::backend::{Connector, Typed};
 use crate::canary::Canary;
-use crate::process::{AdminOptions, HealthOptions};
-use crate::socket::SocketOptions;
+use crate::process::HealthOptions;
 use crate::{Endpoint, Provider};
 
 /// Where a key listens unless told otherwise.
@@ -31,29 +27,12 @@ pub struct KeyNumber(pub u64);
 
 /// Everything a provider process needs to run.
 pub struct ProcessConfig {
-    /// The revision of the head that this was read from, if it carries one.
-    pub revision: Option<String>,
-    /// Where the admin endpoints are served.
-    pub admin: AdminOptions,
+    pub(crate) options: ProcessOptions,
     /// Where the probes of replaced plugins are answered.
-    pub health: Vec<HealthOptions>,
-    /// How to log.
-    pub log: LogOptions,
-    /// How sockets are made and who may open them.
-    pub socket: SocketOptions,
+    pub(crate) health: Vec<HealthOptions>,
     /// How keys are probed.
-    pub probe: ProbeOptions,
-    /// How long open requests may take after the order to stop.
-    pub drain: Duration,
-    /// How long clients may stay connected after SIGTERM, while all is served; zero for not at all.
-    pub linger: Duration,
-    /// How often files are compared, beside the kernel's notifications.
-    pub file_poll: Duration,
+    pub(crate) probe: ProbeOptions,
     pub(crate) keys: Vec<KeySpec>,
-    /// The document itself, redacted, for the log.
-    pub(crate) shown: Value,
-    /// What is in use though the document says otherwise, and why.
-    pub(crate) warnings: Vec<String>,
 }
 
 /// What a key is for, as far as it is known: a hint for probing, and no more.
@@ -80,21 +59,10 @@ pub(crate) struct KeySpec {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(default)]
 struct RawProcess {
-    revision: Option<Value>,
-    admin: Option<String>,
-    admin_socket: Option<String>,
     health: Option<Vec<Option<RawHealth>>>,
-    log: Option<RawLog>,
-    socket: Option<RawSocket>,
     probe: Option<RawProbe>,
-    #[serde(deserialize_with = "text")]
-    drain: Option<String>,
-    #[serde(deserialize_with = "text")]
-    linger: Option<String>,
-    #[serde(deserialize_with = "text")]
-    file_poll: Option<String>,
     keys: Option<Vec<Option<BTreeMap<String, Value>>>>,
 }
 
@@ -106,6 +74,17 @@ struct RawKey {
     role: Option<KeyRole>,
     listen: Option<String>,
     canary: Option<Value>,
+}
+
+impl Configuration for ProcessConfig {
+    fn options(&mut self) -> &mut ProcessOptions {
+        &mut self.options
+    }
+
+    fn fixed(&self) -> Vec<(&'static str, String)> {
+        let (health, drain) = (&self.health, self.options.drain);
+        vec![("health", format!("{health:?}")), ("drain", format!("{drain:?}"))]
+    }
 }
 
 impl ProcessConfig {
@@ -125,31 +104,13 @@ impl ProcessConfig {
 /// Checks a whole document; `Err` lists every mistake in it.
 pub fn parse<P: Provider>(document: &Value) -> Result<ProcessConfig, Problems> {
     let mut problems = Problems::default();
-    let raw: RawProcess = read(document, &mut problems).unwrap_or_default();
+    let (mut options, rest) = ProcessOptions::take(document, &mut problems);
+    let raw: RawProcess = read(&rest, &mut problems).unwrap_or_default();
     let keys = keys::<P>(&raw, &mut problems);
     let mut probe = probe(raw.probe.unwrap_or_default(), &mut problems);
-    let warnings = probe.raise_coast().into_iter().collect();
-    let config = ProcessConfig {
-        revision: raw.revision.as_ref().map(plain),
-        admin: AdminOptions {
-            address: raw.admin.as_deref().and_then(|text| address("admin", text, &mut problems)),
-            socket: raw
-                .admin_socket
-                .as_deref()
-                .and_then(|text| endpoint("adminSocket", text, &mut problems)),
-        },
-        health: health(raw.health.unwrap_or_default(), &mut problems),
-        log: log(raw.log.unwrap_or_default(), &mut problems),
-        socket: socket(raw.socket.unwrap_or_default(), &mut problems),
-        probe,
-        drain: duration("drain", raw.drain.as_deref(), 10, &mut problems),
-        linger: linger(raw.linger.as_deref(), &mut problems),
-        file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, &mut problems),
-        keys,
-        shown: super::redacted(document),
-        warnings,
-    };
-    problems.into_result(Some(config))
+    options.warnings.extend(probe.raise_coast());
+    let health = health(raw.health.unwrap_or_default(), &mut problems);
+    problems.into_result(Some(ProcessConfig { options, health, probe, keys }))
 }
 
 fn keys<P: Provider>(raw: &RawProcess, problems: &mut Problems) -> Vec<KeySpec> {

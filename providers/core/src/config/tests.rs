@@ -79,7 +79,7 @@ fn defaults_are_those_of_the_design() {
     assert_eq!(endpoint.as_deref(), Some("unix:///var/run/kmsplugin/kms-7.sock"));
     assert_eq!(config.map(|config| config.probe.interval.as_secs()), Some(30));
     assert_eq!(config.map(|config| config.probe.coast.as_secs()), Some(60));
-    assert_eq!(config.map(|config| config.socket.mode), Some(0o660));
+    assert_eq!(config.map(|config| config.options.socket.mode), Some(0o660));
 }
 
 #[test]

@@ -9,8 +9,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::inotify::Inotify;
-use super::route::Route;
+use super::directories::Directories;
 use super::{Digest, Files, State};
 use crate::Error;
 
@@ -28,22 +27,22 @@ const BAD_HOLDS: u32 = 10;
 /// What never settles is told as it is after so many times [`SETTLE`].
 const MAX_HOLDS: u32 = 30;
 
-/// How often the way to the files is walked again if it moves meanwhile.
+/// How often the directories are looked for again if they move meanwhile.
 const ATTEMPTS: u32 = 4;
 
-/// Watches files: one per process, without a thread or a task of its own.
+/// Watches files: one per process.
 ///
 /// Events from the kernel only say when to look; what counts is what a look
 /// finds. So a missed event costs no more than the time to the next poll.
 #[derive(Debug)]
 pub struct Watcher {
-    inotify: Option<Arc<Inotify>>,
+    directories: Option<Arc<Directories>>,
     poll: Duration,
 }
 
 /// The files of one reader; dropping it ends the watches nobody else needs.
 pub struct Subscription {
-    inotify: Option<(Arc<Inotify>, u64)>,
+    directories: Option<(Arc<Directories>, u64)>,
     poll: Duration,
     wake: Arc<Notify>,
     paths: BTreeSet<PathBuf>,
@@ -62,42 +61,42 @@ struct Settling {
 }
 
 impl Watcher {
-    /// Looks at files at least every `poll`, and sooner where inotify works.
+    /// Looks at files at least every `poll`, and sooner where the kernel tells of changes.
     pub fn new(poll: Duration) -> Self {
-        let inotify = Inotify::open()
+        let directories = Directories::new()
             .inspect_err(|error| {
                 tracing::warn!(
                     %error,
                     ?poll,
                     hint = "raise fs.inotify.max_user_instances",
-                    "cannot use inotify; changes of files are found by polling"
+                    "cannot watch directories; changes of files are found by polling"
                 );
             })
             .ok();
-        Self { inotify: inotify.map(Arc::new), poll }
+        Self { directories: directories.map(Arc::new), poll }
     }
 
     /// As if inotify were not to be had.
     #[cfg(test)]
     pub(super) fn polling(poll: Duration) -> Self {
-        Self { inotify: None, poll }
+        Self { directories: None, poll }
     }
 
     #[cfg(test)]
     pub(super) fn watched(&self) -> usize {
-        self.inotify.as_ref().map_or(0, |inotify| inotify.watched())
+        self.directories.as_ref().map_or(0, |directories| directories.watched())
     }
 
     /// Begins to watch `paths`; nothing has been told yet.
     pub fn subscribe(&self, paths: BTreeSet<PathBuf>) -> Subscription {
         let wake = Arc::new(Notify::new());
-        let inotify = self.inotify.clone().map(|inotify| {
-            let id = inotify.join(wake.clone());
-            (inotify, id)
+        let directories = self.directories.clone().map(|directories| {
+            let id = directories.join(wake.clone());
+            (directories, id)
         });
         let poll = self.poll.max(SETTLE);
         let (told, settling, looked) = (None, None, None);
-        Subscription { inotify, poll, wake, paths, told, settling, looked }
+        Subscription { directories, poll, wake, paths, told, settling, looked }
     }
 }
 
@@ -155,22 +154,14 @@ impl Subscription {
     /// Watches first and reads then: what changes after the reading is noticed.
     fn look(&mut self) -> State {
         self.looked = Some(Instant::now());
-        if let Some((inotify, id)) = &self.inotify {
-            let mut route = self.route();
+        if let Some((directories, id)) = &self.directories {
             for _ in 0..ATTEMPTS {
-                inotify.watch(*id, &route);
-                let again = self.route();
-                if again == route {
+                if !directories.watch(*id, &self.paths) {
                     break;
                 }
-                route = again;
             }
         }
         State::of(self.paths.iter().map(PathBuf::as_path))
-    }
-
-    fn route(&self) -> Route {
-        Route::of(self.paths.iter().map(PathBuf::as_path))
     }
 
     /// Whether the state has held long enough; remembered in `self`, so that a caller
@@ -190,13 +181,7 @@ impl Subscription {
     /// Waits for an event or the poll, but never less than [`SETTLE`] since the
     /// last look: a file that is rewritten all the time must not keep us busy.
     async fn stirred(&self) {
-        let event = async {
-            match &self.inotify {
-                Some((inotify, _)) => inotify.woken(&self.wake).await,
-                None => std::future::pending().await,
-            }
-        };
-        if timeout(self.poll, event).await.is_ok()
+        if timeout(self.poll, self.wake.notified()).await.is_ok()
             && let Some(looked) = self.looked
         {
             sleep_until(looked + SETTLE).await;
@@ -206,8 +191,8 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        if let Some((inotify, id)) = &self.inotify {
-            inotify.leave(*id);
+        if let Some((directories, id)) = &self.directories {
+            directories.leave(*id);
         }
     }
 }
@@ -218,8 +203,8 @@ impl fmt::Debug for Subscription {
     }
 }
 
-impl fmt::Debug for Inotify {
+impl fmt::Debug for Directories {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Inotify")
+        f.write_str("Directories")
     }
 }

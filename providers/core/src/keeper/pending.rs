@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{FIRST_BACKOFF, Keeper, Pending, Reconfigure};
+use super::{Keeper, Pending, Reconfigure};
 use crate::Error;
 use crate::backend::Connector;
-use crate::config::KeySpec;
+use crate::config::{KeySpec, LAST_BACKOFF};
 use crate::files::Files;
 
 impl Keeper {
@@ -25,6 +25,8 @@ impl Keeper {
 
     pub(super) fn order(&mut self, order: Reconfigure) {
         self.options = order.options;
+        self.backoff.limit(self.options.interval.min(LAST_BACKOFF));
+        self.standby.1.limit(self.options.interval);
         self.subscription.replace(order.spec.connector.files().clone());
         if !self.key.has_worked() {
             // Nothing depends on what is there: the new settings need not be compared with it.
@@ -91,6 +93,7 @@ impl Keeper {
 
     fn pend(&mut self, spec: Option<KeySpec>, files: Option<Files>) {
         self.pending = Some(Pending { spec, files });
-        self.standby = (Instant::now(), FIRST_BACKOFF);
+        self.standby.0 = Instant::now();
+        self.standby.1.reset();
     }
 }

@@ -11,8 +11,9 @@ use crate::backend::Backend;
 use crate::canary::Canary;
 use crate::config::ENCRYPT_EVERY;
 use crate::health::Trouble;
-use crate::key::{Active, within};
-use crate::metrics::Operation;
+use crate::key::Active;
+use crate::metrics::BackendCall;
+use crate::proof::{self, counted, encrypt_verified, within};
 use crate::{Error, KeyId, Kind, Secret};
 
 /// How often the KMS is asked what it knows of a key: in intervals, and at the least.
@@ -156,7 +157,7 @@ impl Keeper {
 
     /// What the KMS says that the version is.
     pub(super) async fn describe(&self, backend: &Arc<dyn Backend>) -> Result<KeyId, Error> {
-        self.key.counted(Operation::KeyId, backend.key_id()).await
+        counted(Some(&self.key.metrics), BackendCall::KeyId, backend.key_id()).await
     }
 
     /// Encrypts and decrypts 32 random bytes under the version that the KMS takes now.
@@ -179,8 +180,8 @@ impl Keeper {
         };
         let plaintext = Secret::random(32)?;
         let encrypting = backend.encrypt_current(&target, plaintext.expose(), &call);
-        let sealed =
-            self.key.encrypt_verified(backend, encrypting, plaintext.expose(), &call).await?;
+        let (bytes, metrics) = (plaintext.expose(), Some(&self.key.metrics));
+        let sealed = encrypt_verified(&**backend, encrypting, bytes, &call, metrics).await?;
         let key_id = sealed.key_id.clone();
         if key_id != target && self.key.is_past(&key_id) {
             let text = "the KMS encrypts with a version older than the announced one";
@@ -196,19 +197,30 @@ impl Keeper {
         canary: Option<&Canary>,
     ) -> Result<(), Error> {
         if let Some(canary) = canary {
-            self.reads(backend, canary).await.map_err(canary_failed)?;
+            match self.reads(backend, canary).await {
+                Err(error) if is_of_another_key(&error) && self.has_read(canary) => {
+                    tracing::warn!(key = %self.key.id, error = error.report(),
+                        "the canary cannot be decrypted any more, though the key has read it: its version may be retired; publish a new one");
+                }
+                read => read.map_err(canary_failed)?,
+            }
         }
         let Some(sample) = self.sample() else { return Ok(()) };
-        self.reads(backend, &sample).await.map_err(|error| match error.kind() {
-            Kind::KeyState | Kind::Corrupt | Kind::Invalid => another_key().with_source(error),
-            _ => error,
+        self.reads(backend, &sample).await.map_err(|error| match is_of_another_key(&error) {
+            true => another_key().with_source(error),
+            false => error,
         })
     }
 
+    /// Whether the sample stands for this canary: a key encrypts only after it has read its canary,
+    /// and its sample is what it encrypted last.
+    fn has_read(&self, canary: &Canary) -> bool {
+        let encrypts = self.key.active().is_some_and(|active| active.encrypts);
+        encrypts && self.spec.canary.as_ref() == Some(canary) && self.sample().is_some()
+    }
+
     async fn reads(&self, backend: &Arc<dyn Backend>, canary: &Canary) -> Result<(), Error> {
-        let call = self.call();
-        let decrypting = backend.decrypt(&canary.sealed, &call);
-        canary.verify(&self.key.counted(Operation::Decrypt, decrypting).await?)
+        proof::reads(&**backend, canary, &self.call(), Some(&self.key.metrics)).await
     }
 }
 
@@ -219,8 +231,12 @@ fn another_key() -> Error {
         )
 }
 
+fn is_of_another_key(error: &Error) -> bool {
+    matches!(error.kind(), Kind::KeyState | Kind::Corrupt | Kind::Invalid)
+}
+
 fn canary_failed(error: Error) -> Error {
-    if !matches!(error.kind(), Kind::KeyState | Kind::Corrupt | Kind::Invalid) {
+    if !is_of_another_key(&error) {
         return error;
     }
     Error::new(Kind::KeyState, "the canary cannot be decrypted")

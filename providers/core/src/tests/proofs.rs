@@ -310,6 +310,40 @@ async fn status_tells_the_age_of_the_last_proof() {
     Kms::new("age");
     let process = Process::calm("age").await;
     let status = process.client(1).await.status(StatusRequest {}).await.unwrap();
-    let age = status.metadata().get(crate::PROOF_AGE).unwrap().to_str().unwrap();
+    let age = status.metadata().get(crate::kms::PROOF_AGE).unwrap().to_str().unwrap();
     assert!(age.parse::<u64>().is_ok(), "{age}");
+}
+
+#[tokio::test]
+async fn a_key_that_has_read_its_canary_outlives_the_version_that_wrapped_it() {
+    let kms = Kms::new("retired");
+    let old = Process::calm("retired").await.encrypt(1).await.unwrap();
+    let mut process = Process::new();
+    let (mut key, token) = with_token(&process, "retired");
+    key["canary"] = canary(&old);
+    process.apply(json!([key])).await.unwrap();
+    process.until(1, |status| key_id(status) == Some("1/1")).await;
+    kms.set(|state| state.version = 2);
+    process.until(1, |status| key_id(status) == Some("1/2")).await;
+    kms.set(|state| (state.disabled, state.version) = (Some(1), 3));
+    process.until(1, |status| key_id(status) == Some("1/3")).await;
+    let refused = |process: &Process| shown(process, "refused").to_string();
+    let before = kms.ask(|state| state.connects);
+    replace(&token, "good-2");
+    wait(|| kms.ask(|state| state.connects) > before).await;
+    process.until_healthy(1).await;
+    assert!(process.encrypt(1).await.is_ok());
+    assert_eq!(refused(&process), "null");
+    // Another KEK is refused as ever, and so is another canary that cannot be read.
+    kms.set(|state| state.kek = 2);
+    replace(&token, "good-3");
+    wait(|| refused(&process).contains("another key")).await;
+    kms.set(|state| state.kek = 1);
+    replace(&token, "good-4");
+    wait(|| refused(&process) == "null").await;
+    let mut other = old;
+    other.annotations.insert("other.example".to_owned(), vec![1].into());
+    key["canary"] = canary(&other);
+    process.apply(json!([key])).await.unwrap();
+    wait(|| refused(&process).contains("the canary cannot be decrypted")).await;
 }

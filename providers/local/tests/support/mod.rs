@@ -1,13 +1,12 @@
 //! The real binary as a child of the test, and the ways to talk to it.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,6 +14,7 @@ use sidekey_core::client::Connection;
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};
 use sidekey_core::{Endpoint, client};
+use tempfile::NamedTempFile;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
@@ -32,7 +32,7 @@ pub(crate) struct Home(tempfile::TempDir);
 /// A running `sidekey-local`; killed when dropped.
 pub(crate) struct Process {
     child: Child,
-    log: Arc<Mutex<String>>,
+    log: NamedTempFile,
 }
 
 /// A client of one key.
@@ -121,18 +121,10 @@ impl Home {
 impl Process {
     pub(crate) fn start<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Self {
         let mut command = binary();
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let log: Arc<Mutex<String>> = Arc::default();
-        let (lines, sink) = (BufReader::new(child.stderr.take().unwrap()), log.clone());
-        std::thread::spawn(move || {
-            for line in lines.split(b'\n') {
-                let Ok(line) = line else { return };
-                let mut log = sink.lock().unwrap();
-                log.push_str(&String::from_utf8_lossy(&line));
-                log.push('\n');
-            }
-        });
+        // A file, not a pipe: what it has written before anything else is seen of it is there.
+        let log = NamedTempFile::new().unwrap();
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.reopen().unwrap());
+        let child = command.spawn().unwrap();
         Self { child, log }
     }
 
@@ -141,7 +133,7 @@ impl Process {
     }
 
     pub(crate) fn log(&self) -> String {
-        self.log.lock().unwrap().clone()
+        String::from_utf8_lossy(&fs::read(self.log.path()).unwrap()).into_owned()
     }
 
     /// Waits until the log holds `text`.

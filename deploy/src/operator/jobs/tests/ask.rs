@@ -10,7 +10,9 @@ fn hash(digit: &str) -> String {
 }
 
 pub(super) fn task(token: &str) -> Task {
-    let Task::Preflight(PreflightTask { key, files }) = preflight(token) else { unreachable!() };
+    let Task::Preflight(PreflightTask { key, files, .. }) = preflight(token) else {
+        unreachable!()
+    };
     Task::Rotate(RotateTask { key, files, key_id_hash: hash("a") })
 }
 

@@ -188,6 +188,28 @@ async fn the_label_that_brings_sidecars_in_is_looked_at_where_it_counts() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_network_policy_that_changes_is_noticed_where_one_of_ours_stands() {
+    const POLICY: &str = "/apis/networking.k8s.io/v1/namespaces/clusters-a/networkpolicies/theirs";
+    let world = World::new(false).await;
+    let object: DynamicObject = serde_json::from_value(world.object.clone()).unwrap();
+    let put = |selector: Value| {
+        let spec = json!({"podSelector": selector});
+        world.fake.put(POLICY, json!({"metadata": {"name": "theirs"}, "spec": spec}));
+    };
+    for stands in [true, false] {
+        world.ctx.quiet.set_policy("clusters-a", stands);
+        put(json!({}));
+        let before = note(&object, &world.ctx).await.unwrap();
+        assert_eq!(note(&object, &world.ctx).await.unwrap(), before);
+        put(json!({"matchLabels": {"app": "etcd"}}));
+        let narrowed = note(&object, &world.ctx).await.unwrap();
+        assert_eq!(narrowed != before, stands, "narrowed");
+        world.fake.lock().objects.remove(POLICY);
+        assert_eq!(note(&object, &world.ctx).await.unwrap() != narrowed, stands, "gone");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_gone_leads_to_a_whole_pass() {
     for path in [BUNDLE, POD] {
         let world = World::new(true).await;

@@ -93,6 +93,22 @@ fn the_shim_is_measured_in_turns_with_the_provider_behind_it() {
     }
 }
 
+#[test]
+fn fifty_keys_cost_a_provider_and_the_shim_little_memory() {
+    assert_all_measured(figures("sidekey-local with 50 keys"), 1, &["idle RSS"]);
+    let shim = figures("sidekey-shim with 50 keys");
+    assert_eq!(shim["beside"]["subject"], "sidekey-local");
+    assert_all_measured(shim, 1, &["RSS after the load"]);
+}
+
+#[test]
+fn the_proxy_is_measured_over_mutual_tls_in_turns_with_the_provider_behind_it() {
+    let figures = figures("sidekey-proxy");
+    assert_eq!(figures["beside"]["subject"], "sidekey-local");
+    assert_all_measured(figures, 3, &["idle RSS", "binary size"]);
+    assert_eq!(figures["load"].as_array().unwrap().len(), 6, "three operations, two concurrencies");
+}
+
 /// Calls to the fake backend for each call, at any concurrency. They are whole numbers, but for
 /// what a probe in the background adds to the few calls of this measurement.
 fn assert_backend_calls(figures: &Value, operation: &str, expected: &[(&str, f64)]) {
@@ -196,7 +212,10 @@ fn without_arguments_every_subject_is_measured() {
     let names: Vec<&str> = ALL.iter().map(|one| one["subject"].as_str().unwrap()).collect();
     let known = [
         "sidekey-local",
+        "sidekey-local with 50 keys",
         "sidekey-shim",
+        "sidekey-shim with 50 keys",
+        "sidekey-proxy",
         "sidekey-aws",
         "sidekey-vault",
         "sidekey-shim+aws",

@@ -1,0 +1,127 @@
+//! A KMS as this process sees it: three operations, whoever carries them out.
+//!
+//! A provider's key, the shim's router and the proxy's way to its plugin implement [`Kms`];
+//! [`KmsService`] is the only thing that speaks gRPC to callers. It does for all three what belongs
+//! to a request and not to a key: deadline, permission, limits, log, metrics and metadata.
+
+mod service;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+pub use service::{KmsService, Requests};
+
+use crate::proto::v2::StatusResponse;
+use crate::{Call, Error, KeyId, Sealed};
+
+/// The metadata of a Status response in which a provider says how old its last proof is, in
+/// milliseconds.
+pub const PROOF_AGE: &str = "sidekey-proof-age-ms";
+/// The metadata of an error that a socket proxy made itself: the plugin has not answered.
+pub const UNREACHED: &str = "sidekey-unreached";
+
+/// Must be the same for the life of a kube-apiserver.
+const VERSION: &str = "v2";
+
+/// What a caller asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Operation {
+    /// Does the key work, and under which key_id?
+    Status,
+    /// Wrap.
+    Encrypt,
+    /// Unwrap.
+    Decrypt,
+}
+
+/// Carries out the requests of callers, which are within the limits of the protocol.
+pub trait Kms: Send + Sync + 'static {
+    /// Whether whoever is connected may ask for this.
+    fn permit(&self, _: Operation) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Who is connected, for the log.
+    fn caller(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether the key works, and under which key_id.
+    fn status(
+        &self,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<StatusReport, RequestError>> + Send;
+
+    /// Wraps.
+    fn encrypt(
+        &self,
+        plaintext: Bytes,
+        call: &Call<'_>,
+    ) -> impl Future<Output = Result<Sealed, RequestError>> + Send;
+
+    /// Unwraps; the key_id is as the caller gave it.
+    fn decrypt(
+        &self,
+        sealed: Sealed,
+        call: &Call<'_>,
+    ) -> impl Future<Output = Result<Bytes, RequestError>> + Send;
+}
+
+/// What Status answers.
+pub struct StatusReport {
+    /// To the caller.
+    pub response: StatusResponse,
+    /// How long ago the key was proven, where that is known.
+    pub proof_age: Option<Duration>,
+}
+
+/// Why a request has no good answer.
+#[derive(Debug)]
+pub enum RequestError {
+    /// This process says so.
+    Own(Arc<Error>),
+    /// A plugin behind this process says so: its code and text are passed on.
+    Passed(tonic::Status),
+    /// A plugin behind this process was not reached, or not heard: it has not answered.
+    Unreached(Error),
+}
+
+impl Operation {
+    /// All three.
+    pub const ALL: [Self; 3] = [Self::Status, Self::Encrypt, Self::Decrypt];
+
+    /// As written in configuration, metrics and log.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Status => "status",
+            Self::Encrypt => "encrypt",
+            Self::Decrypt => "decrypt",
+        }
+    }
+}
+
+impl StatusReport {
+    /// All is well.
+    pub fn healthy(key_id: &KeyId, proof_age: Option<Duration>) -> Self {
+        let key_id = key_id.as_str().to_owned();
+        let response = StatusResponse { version: VERSION.into(), healthz: "ok".into(), key_id };
+        Self { response, proof_age }
+    }
+}
+
+impl From<Error> for RequestError {
+    fn from(error: Error) -> Self {
+        Self::Own(Arc::new(error))
+    }
+}
+
+impl From<Arc<Error>> for RequestError {
+    fn from(error: Arc<Error>) -> Self {
+        Self::Own(error)
+    }
+}

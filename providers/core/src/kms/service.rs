@@ -1,0 +1,251 @@
+//! The one gRPC service: what is done for every request, whoever carries it out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Code, Request, Response, Status};
+
+use super::{Kms, Operation, PROOF_AGE, RequestError, UNREACHED};
+use crate::error::cut;
+use crate::limits::{check_decrypt, check_encrypt, shown_uid};
+use crate::metrics::RequestMetrics;
+use crate::proto::v2::key_management_service_server::KeyManagementService;
+use crate::proto::v2::{
+    DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
+};
+use crate::telemetry::RateLimit;
+use crate::{Call, Kind, code_name};
+
+/// For callers who name no time: well above what a KMS needs, well below what a probe waits.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+/// No caller is waited for longer.
+const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// KMS v2, as gRPC has it, on any [`Kms`].
+pub struct KmsService<K> {
+    kms: K,
+    requests: Arc<Requests>,
+}
+
+/// What all requests of one key, or of one process, have in common.
+pub struct Requests {
+    /// The key, where it is not the request that decides.
+    key: Option<u64>,
+    metrics: RequestMetrics,
+    failures_logged: RateLimit,
+}
+
+/// A request under way.
+struct Asked<'a> {
+    requests: &'a Requests,
+    operation: Operation,
+    began: Instant,
+    deadline: Instant,
+}
+
+impl Requests {
+    /// Counts in `metrics`; `key` is named in the log.
+    pub fn new(key: Option<u64>, metrics: RequestMetrics) -> Arc<Self> {
+        let failures_logged = RateLimit::of_requests();
+        Arc::new(Self { key, metrics, failures_logged })
+    }
+
+    fn begin(&self, operation: Operation, metadata: &MetadataMap) -> Asked<'_> {
+        let began = Instant::now();
+        Asked { requests: self, operation, began, deadline: deadline(metadata, began) }
+    }
+}
+
+impl<K: Kms> KmsService<K> {
+    /// Has `kms` carry out what comes.
+    pub fn new(kms: K, requests: Arc<Requests>) -> Self {
+        Self { kms, requests }
+    }
+}
+
+#[tonic::async_trait]
+impl<K: Kms> KeyManagementService for KmsService<K> {
+    async fn status(
+        &self,
+        request: Request<StatusRequest>,
+    ) -> Result<Response<StatusResponse>, Status> {
+        let asked = self.requests.begin(Operation::Status, request.metadata());
+        let result = async {
+            self.kms.permit(asked.operation)?;
+            self.kms.status(asked.deadline).await
+        };
+        let report = asked.end(&self.kms, "", result.await)?;
+        let mut response = Response::new(report.response);
+        if let Some(age) = report.proof_age {
+            let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+            response.metadata_mut().insert(PROOF_AGE, age.into());
+        }
+        Ok(response)
+    }
+
+    async fn encrypt(
+        &self,
+        request: Request<EncryptRequest>,
+    ) -> Result<Response<EncryptResponse>, Status> {
+        let asked = self.requests.begin(Operation::Encrypt, request.metadata());
+        let request = request.into_inner();
+        let result = async {
+            self.kms.permit(asked.operation)?;
+            check_encrypt(&request)?;
+            let call = Call { uid: &request.uid, deadline: asked.deadline };
+            self.kms.encrypt(request.plaintext.clone(), &call).await
+        };
+        let sealed = asked.end(&self.kms, &request.uid, result.await)?;
+        Ok(Response::new(EncryptResponse {
+            ciphertext: sealed.ciphertext,
+            key_id: sealed.key_id.as_str().to_owned(),
+            annotations: sealed.annotations,
+        }))
+    }
+
+    async fn decrypt(
+        &self,
+        request: Request<DecryptRequest>,
+    ) -> Result<Response<DecryptResponse>, Status> {
+        let asked = self.requests.begin(Operation::Decrypt, request.metadata());
+        let mut request = request.into_inner();
+        let uid = std::mem::take(&mut request.uid);
+        let result = async {
+            self.kms.permit(asked.operation)?;
+            let sealed = check_decrypt(&uid, request)?;
+            self.kms.decrypt(sealed, &Call { uid: &uid, deadline: asked.deadline }).await
+        };
+        let plaintext = asked.end(&self.kms, &uid, result.await)?;
+        Ok(Response::new(DecryptResponse { plaintext }))
+    }
+}
+
+impl Asked<'_> {
+    /// Counts the request and tells the log of it.
+    fn end<T>(
+        &self,
+        kms: &impl Kms,
+        uid: &str,
+        result: Result<T, RequestError>,
+    ) -> Result<T, Status> {
+        let (requests, operation, took) = (self.requests, self.operation, self.began.elapsed());
+        let key = requests.key;
+        let error = match result {
+            Ok(answer) => {
+                requests.metrics.answered(operation, took, Code::Ok, None);
+                // Status is asked for all the time, and says nothing of a request's own.
+                if operation != Operation::Status {
+                    let (uid, operation) = (shown_uid(uid), operation.label());
+                    tracing::debug!(key, uid, operation, ?took, "request served");
+                }
+                return Ok(answer);
+            }
+            Err(error) => error,
+        };
+        let status = error.status();
+        requests.metrics.answered(operation, took, status.code(), error.kind());
+        let client = kms.caller();
+        // Whoever judges a key has told of its failure already, and is asked for Status all the time.
+        let told = matches!(error, RequestError::Own(_)) && client.is_none();
+        if operation == Operation::Status && told {
+            return Err(status);
+        }
+        if let Some(suppressed) = requests.failures_logged.pass() {
+            let (uid, code) = (shown_uid(uid), code_name(status.code()));
+            let kind = error.kind().map(Kind::label);
+            tracing::warn!(
+                key,
+                uid,
+                client,
+                operation = operation.label(),
+                ?took,
+                code,
+                kind,
+                error = status.message(),
+                suppressed,
+                "request failed"
+            );
+        }
+        Err(status)
+    }
+}
+
+impl RequestError {
+    fn kind(&self) -> Option<Kind> {
+        match self {
+            Self::Own(error) => Some(error.kind()),
+            Self::Unreached(error) => Some(error.kind()),
+            Self::Passed(_) => None,
+        }
+    }
+
+    fn status(&self) -> Status {
+        match self {
+            Self::Own(error) => Status::from(&**error),
+            Self::Passed(status) => Status::new(status.code(), cut(status.message())),
+            Self::Unreached(error) => {
+                let mut status = Status::from(error);
+                status.metadata_mut().insert(UNREACHED, MetadataValue::from_static("1"));
+                status
+            }
+        }
+    }
+}
+
+/// When to answer a caller at the latest: a little before it gives up, so that it gets our
+/// reason and not its own timeout.
+fn deadline(metadata: &MetadataMap, now: Instant) -> Instant {
+    let asked = metadata.get("grpc-timeout").and_then(|value| timeout(value.as_bytes()));
+    let limit = asked.unwrap_or(DEFAULT_TIMEOUT).min(MAX_TIMEOUT);
+    now + limit - (limit / 20).min(Duration::from_millis(100))
+}
+
+/// `grpc-timeout`: up to eight digits and a unit.
+fn timeout(value: &[u8]) -> Option<Duration> {
+    let (unit, digits) = value.split_last()?;
+    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let number: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    match unit {
+        b'H' => Some(Duration::from_secs(number * 3600)),
+        b'M' => Some(Duration::from_secs(number * 60)),
+        b'S' => Some(Duration::from_secs(number)),
+        b'm' => Some(Duration::from_millis(number)),
+        b'u' => Some(Duration::from_micros(number)),
+        b'n' => Some(Duration::from_nanos(number)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn timeouts_are_read_as_grpc_writes_them() {
+        assert_eq!(timeout(b"3S"), Some(Duration::from_secs(3)));
+        assert_eq!(timeout(b"2999m"), Some(Duration::from_millis(2999)));
+        assert_eq!(timeout(b"1n"), Some(Duration::from_nanos(1)));
+        assert_eq!(timeout(b"99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        for bad in [&b""[..], b"S", b"3", b"3s", b"123456789S", b"-1S", b"1.5S"] {
+            assert_eq!(timeout(bad), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_header_panics(value in proptest::collection::vec(any::<u8>(), 0..12)) {
+            let mut metadata = MetadataMap::new();
+            if let Ok(value) = tonic::metadata::MetadataValue::try_from(&value[..]) {
+                metadata.insert("grpc-timeout", value);
+            }
+            let now = Instant::now();
+            prop_assert!(deadline(&metadata, now) <= now + MAX_TIMEOUT);
+        }
+    }
+}

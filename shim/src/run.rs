@@ -170,7 +170,11 @@ impl Flags {
         overlay(&mut document, &["listen"], self.listen.clone());
         let keys = document.get_mut("keys").and_then(Value::as_array_mut);
         for key in keys.into_iter().flatten().filter_map(Value::as_object_mut) {
-            if !self.server_uids.is_empty() {
+            // Elsewhere certificates say who serves.
+            let https = |one: &Value| one.as_str().is_some_and(|one| one.starts_with("https://"));
+            let remote = key.get("endpoints").and_then(Value::as_array);
+            let remote = remote.is_some_and(|all| all.iter().all(https));
+            if !self.server_uids.is_empty() && !remote {
                 key.entry("serverUids").or_insert_with(|| json!(self.server_uids));
             }
         }

@@ -108,3 +108,21 @@ async fn the_proxy_sends_a_server_of_another_uid_nothing_and_says_what_to_set() 
     client.status(status()).await.unwrap();
     assert_eq!(plugin.seen(), 1);
 }
+
+#[test]
+fn the_flag_leaves_keys_behind_certificates_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("shim.yaml");
+    let tls = json!({"ca": "/ca", "cert": "/cert", "key": "/key"});
+    let keys = json!([
+        {"id": 1, "role": "write", "endpoints": ["/kms.sock"]},
+        {"id": 2, "role": "read", "endpoints": ["https://kms.example:8443"], "tls": tls},
+    ]);
+    let document = json!({"listen": "/listen.sock", "keys": keys});
+    std::fs::write(&file, document.to_string()).unwrap();
+    let mut check = std::process::Command::new(env!("CARGO_BIN_EXE_sidekey-shim"));
+    check.args(["check", "--server-uids", "4242", "--config"]).arg(&file);
+    let checked = check.output().unwrap();
+    let text = String::from_utf8_lossy(&checked.stderr);
+    assert!(!text.contains("serverUids"), "{text}");
+}

@@ -103,7 +103,8 @@ async fn work(args: &Args) -> Result<Published, Error> {
     let mut without = Vec::new();
     if let Some(bin_dir) = args.bin_dir.clone().filter(|_| !args.dry_run) {
         let options = preflight::Options { bin_dir: Some(bin_dir), timeout: CANARY_TIME };
-        without = make_canaries(&mut encryption, &files, &options).await;
+        let known = live.view()?;
+        without = make_canaries(&mut encryption, &files, &known, &options).await;
     }
     let phase = args.source.phase();
     let draft = render(&encryption, 0, &files, phase)?;
@@ -121,15 +122,25 @@ async fn work(args: &Args) -> Result<Published, Error> {
     Ok(Published { name, target, dry_run: args.dry_run, outcome })
 }
 
-/// Has providers wrap a canary for every key that has none; gives for which they could not.
+/// Has providers wrap a canary for every new key that has none; gives which keys stay without.
+///
+/// One that is wrapped now proves nothing of what a key wrote before: if its settings lead to another
+/// KEK by mistake, it would vouch for that one.
 async fn make_canaries(
     encryption: &mut SecretEncryption,
     files: &ResolvedFiles,
+    known: &View,
     options: &preflight::Options,
 ) -> Vec<String> {
     let mut without = Vec::new();
     let keys = encryption.spec.keys.iter_mut();
     for key in keys.filter(|key| key.canary.is_none() && !key.is_external()) {
+        if known.keys.contains_key(&key.id) {
+            let why = "it is in use without one; `sidekey preflight` prints one for its file, once \
+                       you know that its settings lead to the right KEK";
+            without.push(format!("key {} has no canary: {why}", key.id));
+            continue;
+        }
         let contents = key.files.iter();
         let contents = contents.map(|file| (file.name.clone(), files.content(&file.source)));
         let why = match preflight::prove(&Subject::of(key, contents.collect()), options).await {

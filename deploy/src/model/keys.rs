@@ -114,6 +114,10 @@ fn key(raw: &RawKey, problems: &mut Problems) -> Option<Key> {
     if raw.server_uids.is_some() && vendor.as_deref().is_some_and(|vendor| vendor != EXTERNAL) {
         problems.add("serverUids", "is for external plugins: our sidecars run as one user");
     }
+    let remote = endpoints.iter().all(|endpoint| endpoint.starts_with("https://"));
+    if raw.server_uids.is_some() && !endpoints.is_empty() && remote {
+        problems.add("serverUids", "is for unix endpoints: certificates say who serves the others");
+    }
     let given_fingerprint = raw.fingerprint.clone();
     let (id, vendor, role) = (id?, vendor?, role?);
     let listen = listen.unwrap_or_else(|| names::key_socket(id));

@@ -11,7 +11,7 @@ use sidekey_core::config::document;
 use super::live::{key_number, main};
 use crate::Error;
 use crate::model::{KeyNumber, names};
-use crate::render::encryption::{self, StanzaView};
+use crate::render::encryption::{self, Provider, StanzaView};
 use crate::render::{PartName, Rendered};
 
 /// What is read and written with what.
@@ -155,7 +155,16 @@ impl View {
         self.providers.insert(vendor.to_owned(), keys.collect());
     }
 
-    /// The key that writes.
+    /// The plugins that kube-apiserver writes with; none if its file is not there.
+    pub(crate) fn writing_plugins(&self) -> Option<impl Iterator<Item = &str>> {
+        let first = self.stanzas.as_ref()?.iter().filter_map(|stanza| stanza.providers.first());
+        Some(first.filter_map(|provider| match provider {
+            Provider::Kms { name, .. } => Some(name.as_str()),
+            _ => None,
+        }))
+    }
+
+    /// The key that writes behind the shim.
     pub fn writer(&self) -> Option<KeyNumber> {
         self.keys.iter().find(|(_, key)| key.writes).map(|(id, _)| *id)
     }

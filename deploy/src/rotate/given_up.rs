@@ -6,7 +6,7 @@
 
 use super::State;
 use crate::Error;
-use crate::model::KeyNumber;
+use crate::model::{KeyNumber, names};
 use crate::publish::Live;
 
 impl State {
@@ -17,10 +17,12 @@ impl State {
     }
 
     /// Refuses where the key that was to write does so already: somebody has published it so, beside
-    /// the rotation.
+    /// the rotation. Behind the shim some key always has that role, also while kube-apiserver writes
+    /// in clear, with a cipher of its own, or under a name that is adopted.
     pub(crate) fn refuse_if_it_writes(&self, live: &Live) -> Result<(), Error> {
-        let key = KeyNumber(self.to.id);
-        if live.view()?.writer() != Some(key) {
+        let (view, key) = (live.view()?, KeyNumber(self.to.id));
+        let ours = view.writing_plugins().is_none_or(|mut plugins| plugins.any(names::is_ours));
+        if view.writer() != Some(key) || !ours {
             return Ok(());
         }
         let text = format!("key {key} writes, though the rotation has not come to that yet");
@@ -40,6 +42,12 @@ impl State {
         }
         if view.reads_legacy(id) {
             return Ok(Some("data from before the shim is read with it".to_owned()));
+        }
+        let written = view.writing_plugins().is_none_or(|mut plugins| plugins.next().is_some());
+        if written && view.writer() == Some(id) {
+            return Ok(Some(
+                "kube-apiserver writes with it, under a name that is adopted".to_owned(),
+            ));
         }
         // It may have been published as the writer in between, also where the heads of now were
         // brought back from a backup.

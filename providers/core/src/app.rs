@@ -227,8 +227,16 @@ async fn live<P: Program>(
     let mut app = program.start(&config, surroundings).await?;
     let _admin = start_admin(&admin, &socket, app.source(), level).await?;
     let begun = tokio::select! {
-        begun = app.begin(config) => begun?,
-        _ = signals.next() => return Ok(()),
+        begun = app.begin(config) => Some(begun?),
+        _ = signals.next() => None,
+    };
+    let Some(begun) = begun else {
+        // What is served already is finished, as at any other time.
+        tokio::select! {
+            () = app.end() => {}
+            _ = signals.next() => {}
+        }
+        return Ok(());
     };
     let (mut options, refused) = (begun.options, refused.or(begun.refused));
     app.state().accept(&options);

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::time::{Instant, sleep_until};
 
 use crate::Backoff;
 use crate::config::{mistakes, parse_file};
@@ -24,14 +25,14 @@ pub(crate) struct ConfigFile {
 struct Refused {
     files: Files,
     backoff: Backoff,
-    /// The wait before it is tried again.
-    wait: Duration,
+    /// When it is tried again: a moment, because whoever waits for it may be called away.
+    due: Instant,
 }
 
 impl Refused {
     fn new(files: Files, mut backoff: Backoff) -> Self {
-        let wait = backoff.delay();
-        Self { files, backoff, wait }
+        let due = Instant::now() + backoff.delay();
+        Self { files, backoff, due }
     }
 }
 
@@ -54,13 +55,13 @@ impl ConfigFile {
     /// Waits for a document to take over: a changed one, or a refused one once more. `Err` says
     /// why the changed file holds no document. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Value, String> {
-        let again = self.refused.as_ref().map(|refused| refused.wait);
+        let due = self.refused.as_ref().map(|refused| refused.due);
         let files = tokio::select! {
             files = self.subscription.changed() => {
                 self.refused = None;
                 files
             }
-            () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                 match &self.refused {
                     Some(refused) => Ok(refused.files.clone()),
                     None => self.subscription.read(),
@@ -108,6 +109,21 @@ mod tests {
         let watcher = Watcher::new(Duration::from_secs(1));
         let mut file = ConfigFile::watch_since(&watcher, &path, read.digest());
         assert_eq!(file.next().await.unwrap()["a"], 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_called_away_does_not_put_the_next_try_off() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("c.yaml");
+        std::fs::write(&path, "a: 1").unwrap();
+        let mut file = ConfigFile::watch(&Watcher::new(Duration::from_secs(3600)), &path);
+        file.retry_current();
+        let due = file.refused.as_ref().unwrap().due;
+        let mut calls = 0;
+        while tokio::time::timeout(Duration::from_millis(10), file.next()).await.is_err() {
+            calls += 1;
+            assert!(Instant::now() < due + Duration::from_secs(1), "called away {calls} times");
+        }
     }
 
     #[tokio::test]

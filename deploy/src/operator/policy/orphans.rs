@@ -51,19 +51,30 @@ async fn sweep(ctx: &Context, shelf: &Shelf, seen: &mut BTreeSet<String>) -> Res
     seen.extend(shelf.all().iter().filter_map(|object| object.namespace()));
     for policy in everywhere(ctx, seen).await? {
         let Some(name) = whose(&policy) else { continue };
-        if shelf.find(&name).is_none() && !is_there(ctx, &name).await? {
-            let uid = policy.uid();
-            let alone = Preconditions { uid, resource_version: None };
-            let api = Api::namespaced(ctx.client.clone(), &name.namespace);
-            delete_with(&api, &name.namespace, &DeleteParams::default().preconditions(alone))
-                .await?;
-            tracing::info!(
-                namespace = name.namespace,
-                encryption = name.name,
-                "the NetworkPolicy of a SecretEncryption that is gone was deleted"
-            );
+        if shelf.find(&name).is_some() {
+            continue;
+        }
+        // One namespace that is closed to us must not keep those after it from being looked at.
+        if let Err(error) = sweep_one(ctx, &name, &policy).await {
+            let (namespace, error) = (&name.namespace, error.report());
+            tracing::warn!(namespace, error, "a NetworkPolicy that nobody needs cannot be deleted");
         }
     }
+    Ok(())
+}
+
+async fn sweep_one(ctx: &Context, name: &Name, policy: &Found) -> Result<(), Error> {
+    if is_there(ctx, name).await? {
+        return Ok(());
+    }
+    let alone = Preconditions { uid: policy.uid(), resource_version: None };
+    let api = Api::namespaced(ctx.client.clone(), &name.namespace);
+    delete_with(&api, &name.namespace, &DeleteParams::default().preconditions(alone)).await?;
+    tracing::info!(
+        namespace = name.namespace,
+        encryption = name.name,
+        "the NetworkPolicy of a SecretEncryption that is gone was deleted"
+    );
     Ok(())
 }
 

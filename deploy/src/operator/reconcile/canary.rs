@@ -17,7 +17,7 @@ use crate::model::Key;
 use crate::operator::jobs::{PreflightTask, Task};
 
 /// Why a key is said to be unusable though shims write with it: a new process could not.
-const FAILED: &str = "CanaryNotRenewed";
+pub(super) const FAILED: &str = "CanaryNotRenewed";
 /// What became of the canary.
 pub(super) enum Renewal {
     /// It is of the version that is announced, or no better one is to be had.

@@ -13,7 +13,7 @@ use super::draft::{Retained, Stand};
 use super::outlook::pace;
 use super::report::{Subject, now};
 use super::writes::Writes;
-use super::{Asked, Calm, Halt, Pass, Published, pods};
+use super::{Asked, Calm, Halt, Pass, Published, canary, pods};
 use crate::census;
 use crate::cluster::refused;
 use crate::fleet::Replica;
@@ -80,7 +80,9 @@ impl Pass<'_> {
         match asked {
             Some(wait) => Ok(wait),
             None => {
-                if self.candidate(&wanted, &published).is_none() {
+                // A canary that could not be renewed is asked for again: that is no calm.
+                let renewed = self.report.said(Subject::KeyAccessible) != Some(canary::FAILED);
+                if renewed && self.candidate(&wanted, &published).is_none() {
                     self.calm = Calm::new(&seen, replicas, tls);
                 }
                 self.retire(&wanted, &published).await

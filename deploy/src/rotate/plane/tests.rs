@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
+use crate::model::Writer;
 use crate::publish::Directory;
 use crate::rotate::{Kept, Stage, Step, Store, abort, begin};
 
@@ -195,4 +196,21 @@ async fn heads_of_a_backup_do_not_hide_what_was_published_since() {
     restored.revisions = host.target().live("a").await.unwrap().revisions;
     let why = state.may_hold_data(&restored).unwrap().unwrap();
     assert!(why.contains("revision 3 was published, and the rotation's own is 2"), "{why}");
+}
+
+#[tokio::test]
+async fn a_key_does_not_write_while_kube_apiserver_writes_in_clear() {
+    let host = Host::new();
+    let (target, files, options) = (host.target(), ResolvedFiles::default(), Options::default());
+    let mut document = document(&FIRST);
+    let key = document.writer().unwrap().clone();
+    let turn =
+        |id, vendor: &str| Turn { id, vendor: vendor.into(), fingerprint: key.fingerprint() };
+    let state = State::begin(turn(0, "identity"), turn(1, "local"), "now", None);
+    for (writer, refused) in [(Writer::Identity, false), (Writer::Keys, true)] {
+        document.spec.write = writer;
+        publish::publish(&target, &document, &files, Phase::Settled, &options).await.unwrap();
+        let live = target.live("a").await.unwrap();
+        assert_eq!(state.refuse_if_it_writes(&live).is_err(), refused);
+    }
 }

@@ -145,7 +145,15 @@ impl Table {
     fn take_unused(&mut self) -> Vec<PathBuf> {
         let entries = self.subscriptions.values().flat_map(|one| &one.entries);
         let used: BTreeSet<&PathBuf> = entries.map(|(directory, _)| directory).collect();
-        self.watched.extract_if(.., |path, _| !used.contains(path)).map(|(path, _)| path).collect()
+        let unused: Vec<_> = self.watched.extract_if(.., |path, _| !used.contains(path)).collect();
+        // The kernel watches a directory once, under however many paths: with one it loses all, and
+        // those that are left must be watched anew.
+        for identity in self.watched.values_mut() {
+            if identity.is_some() && unused.iter().any(|(_, left)| left == identity) {
+                *identity = None;
+            }
+        }
+        unused.into_iter().map(|(path, _)| path).collect()
     }
 
     /// Wakes those whom an event concerns.

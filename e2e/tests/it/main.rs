@@ -41,7 +41,7 @@ mod planes {
     mod aws_faults;
     mod cli_status;
     mod replicas;
-    mod shim_many_keys;
+    pub(crate) mod shim_many_keys;
     mod shim_rotation;
     mod shim_storm;
     mod vault_faults;
@@ -55,6 +55,7 @@ mod full {
 
     mod planes {
         mod aws_changes;
+        mod shim_many_keys;
         mod vault_changes;
     }
 

@@ -1,6 +1,6 @@
 //! Every error of KMS has its kind: gRPC code, words, metric and health follow from it.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::aws::{AwsPlugin, KmsFault};

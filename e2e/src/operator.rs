@@ -53,7 +53,7 @@ const IMAGES: [&str; 7] = ["operator", "sidekey", "shim", "aws", "vault", "local
 const TOKEN: &str = "unused";
 
 /// Requests between two steps, so that each state sees load.
-pub const BETWEEN_STEPS: u64 = 100;
+pub const BETWEEN_STEPS: u64 = 50;
 
 /// A management cluster with the operator on it. Dropped, and so ended, in this order.
 pub struct Management {

@@ -150,8 +150,8 @@ fn plain_log(text: &str) -> Vec<String> {
 }
 
 /// As on a user's node, but: it takes a machine with any kind of control groups
-/// and swap, looks at static pods each second, and takes orders from whoever
-/// reaches its machine.
+/// and swap, looks at static pods each second and at mounted Secrets every few (a minute
+/// elsewhere), and takes orders from whoever reaches its machine.
 fn config(machine: &Machine, dir: &Path) -> Value {
     let everywhere = Ipv4Addr::UNSPECIFIED;
     json!({
@@ -169,7 +169,7 @@ fn config(machine: &Machine, dir: &Path) -> Value {
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1Mi"},
         "imageGCHighThresholdPercent": 100,
         "configMapAndSecretChangeDetectionStrategy": "Watch",
-        "syncFrequency": "10s",
+        "syncFrequency": "4s",
         "fileCheckFrequency": "1s",
         "staticPodPath": static_pods(dir),
         "podLogsDir": logs_dir(dir),

@@ -44,7 +44,8 @@ impl Ground {
             "name": "kube-apiserver", "image": IMAGE, "imagePullPolicy": "Never",
             "args": self.static_apiserver_flags()?,
             "volumeMounts": [{"name": "scratch", "mountPath": scratch}],
-            "startupProbe": probe("/livez", 10, 60),
+            // More often than kubeadm: kubelet looks at nothing else before.
+            "startupProbe": probe("/livez", 2, 300),
             "livenessProbe": probe("/livez", 10, 60),
             "readinessProbe": probe("/readyz", 1, 3),
         });

@@ -47,6 +47,10 @@ pub const KUBE_APISERVER: GoServer = GoServer {
     cost: "6 minutes the first time",
 };
 
+/// How often that kube-apiserver looks at its EncryptionConfiguration, if not once a minute; see
+/// `go/kubernetes/main.go`.
+pub(crate) const CONFIG_POLL: &str = "SIDEKEY_E2E_CONFIG_POLL";
+
 /// Everything else of Kubernetes, in one binary: `kubelet`, `kube-proxy`,
 /// `kube-scheduler` or `kube-controller-manager` is its first argument.
 pub const NODE: GoServer = GoServer {

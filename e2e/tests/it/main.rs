@@ -38,14 +38,12 @@ mod plane {
 }
 
 mod planes {
-    mod aws_changes;
     mod aws_faults;
     mod cli_status;
     mod replicas;
-    mod shim_many_keys;
+    pub(crate) mod shim_many_keys;
     mod shim_rotation;
     mod shim_storm;
-    mod vault_changes;
     mod vault_faults;
     mod vendor_matrix;
 }
@@ -53,6 +51,12 @@ mod planes {
 mod full {
     mod plane {
         mod shipped_times;
+    }
+
+    mod planes {
+        mod aws_changes;
+        mod shim_many_keys;
+        mod vault_changes;
     }
 
     mod machine {

@@ -59,7 +59,7 @@ struct Arguments {
     /// Run beside one process for each core that never rests
     #[arg(long)]
     crowd: bool,
-    /// How much may run at once, in units of a control plane; four for each core if absent
+    /// How much may run at once, in units of a control plane; five for each core if absent
     #[arg(long, value_name = "N")]
     capacity: Option<std::num::NonZeroUsize>,
     /// End the run, as failed, after so many minutes; 80, or 160 with --all, if absent
@@ -97,7 +97,7 @@ async fn verify(arguments: &Arguments) -> Result<ExitCode> {
         all: arguments.all,
         only: arguments.only.as_deref(),
         times: arguments.times.get(),
-        capacity: arguments.capacity.map_or_else(|| 4 * cores(), Into::into),
+        capacity: arguments.capacity.map_or_else(|| 5 * cores(), Into::into),
     };
     if arguments.list {
         report::list(&stages.list().await?, arguments.output)?;

@@ -40,7 +40,7 @@ impl Takes {
         path.split("::").find_map(known).unwrap_or(Self::Machine)
     }
 
-    /// In units of a control plane; a core bears four.
+    /// In units of a control plane; a core bears five, since most of the time they wait.
     fn weight(self, capacity: usize) -> usize {
         let weight = match self {
             Self::Light | Self::Plane => 1,

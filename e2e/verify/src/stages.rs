@@ -61,11 +61,16 @@ struct Built {
 impl Stages<'_> {
     /// Runs everything that is chosen.
     pub(crate) async fn run(self) {
-        self.checks().await;
-        if self.only.is_some() && !self.runner.is_empty() {
-            return;
-        }
-        let Some(built) = self.build().await else { return };
+        // What is shipped is linked on one core for most of the time, in a directory of its own:
+        // checks and tests are built beside it, where it is known that it will be needed.
+        let (built, released) = match self.all && self.only.is_none() {
+            true => {
+                let (built, released) = tokio::join!(self.check_and_build(), self.release());
+                (built, Some(released))
+            }
+            false => (self.check_and_build().await, None),
+        };
+        let Some(built) = built else { return };
         let tests = match self.tests(&built.executables) {
             Ok(tests) => tests,
             Err(error) => return self.runner.failed(BUILD, &format!("{error:#}")),
@@ -74,7 +79,11 @@ impl Stages<'_> {
             return self.runner.forget(BUILD);
         }
         self.runner.plan(tests.iter().map(|test| test.name.clone()));
-        let released = if self.all { self.release().await } else { Some(None) };
+        let released = match released {
+            Some(released) => released,
+            None if self.all => self.release().await,
+            None => Some(None),
+        };
         let needs_more = tests.iter().any(|test| test.is_end_to_end);
         let ready = match released {
             Some(directory) if needs_more => {
@@ -89,6 +98,15 @@ impl Stages<'_> {
             self.check_costs();
         }
         self.second_chance(&tests).await;
+    }
+
+    /// Nothing, if checks were all that was asked for, or the build failed.
+    async fn check_and_build(self) -> Option<Built> {
+        self.checks().await;
+        if self.only.is_some() && !self.runner.is_empty() {
+            return None;
+        }
+        self.build().await
     }
 
     /// The names of all steps that are chosen; the tests are built for that.
@@ -220,11 +238,17 @@ impl Stages<'_> {
     /// Servers, packages and images, before the first test: nobody waits for a download, or
     /// for a build, within the time of a test.
     async fn prepare(self, preparer: &Path, released: Option<&Path>) -> bool {
-        let place = self.runner.place();
+        let place = self.prepared();
         let mut command = Command::new(preparer);
-        let binaries = released.or_else(|| preparer.parent()).unwrap_or(place);
-        command.arg("--binaries").arg(binaries).arg("--into").arg(place);
+        let binaries = released.or_else(|| preparer.parent()).unwrap_or(&place);
+        command.arg("--binaries").arg(binaries).arg("--into").arg(&place);
         self.step(PREPARE, command, false).await.is_some()
+    }
+
+    /// Where binaries and images are that tests use. What is shipped and what is built with the
+    /// tests never share a directory: files are made anew there only if what they come from is newer.
+    fn prepared(&self) -> PathBuf {
+        self.runner.place().join(if self.all { "shipped" } else { "built" })
     }
 
     async fn step(self, name: &str, mut command: Command, capture: bool) -> Option<String> {
@@ -254,7 +278,7 @@ impl Stages<'_> {
     fn test_step(&self, test: &Test, name: String) -> Step {
         let mut command = test.command();
         if test.is_end_to_end || self.all {
-            let place = self.runner.place();
+            let place = self.prepared();
             command.env(BIN_DIR, place.join("bin")).env(IMAGE_DIR, place.join("images"));
         }
         let limit = if test.is_group() { GROUP_LIMIT } else { TEST_LIMIT };

@@ -32,17 +32,23 @@ const ROUNDS: u64 = 2;
 
 #[tokio::test]
 async fn a_hundred_hosted_clusters_are_looked_after_in_little_memory_and_without_writes() {
-    let [idle, busy] = looked_after("op-fleet", 100, 20).await;
+    let [idle, busy] = looked_after("op-fleet", 100, 20, "8s").await;
     // How much that is all together depends on the build, and is for `full` to tell.
     let most = idle + WORK + EACH * 100;
     assert!(busy <= most, "{busy} KiB, at most {most}");
 }
 
 /// So many control planes. `enabled` of them are encrypted here, from clear: all together that takes
-/// about 1.5 s of one core for each. The others come from a backup, encrypted. Gives the operator's
-/// memory before and after, in KiB.
-pub(crate) async fn looked_after(name: &str, clusters: usize, enabled: usize) -> [u64; 2] {
-    let mut fleet = Fleet::start(name, &["--poll=20s", "--concurrency=8"]).await.unwrap();
+/// about 1.5 s of one core for each. The others come from a backup, encrypted. Each is looked at
+/// every `poll`. Gives the operator's memory before and after, in KiB.
+pub(crate) async fn looked_after(
+    name: &str,
+    clusters: usize,
+    enabled: usize,
+    poll: &str,
+) -> [u64; 2] {
+    let poll = format!("--poll={poll}");
+    let mut fleet = Fleet::start(name, &[&poll, "--concurrency=8"]).await.unwrap();
     it_is_ready(&mut fleet).await.unwrap();
     let idle = fleet.memory().unwrap();
     println!("idle: {idle} KiB");

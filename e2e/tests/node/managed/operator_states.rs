@@ -299,6 +299,9 @@ impl Scene {
         let managed = &self.managed;
         let before = managed.encrypted_under().await?;
         managed.hosted.moto.owner().rotate(&self.keys.arns[1]).await?;
+        // Providers ask for the version every five minutes, and at once when they log in anew.
+        self.keys.admit_both(managed, ["first", "second"]).await?;
+        self.keys.put_credentials(managed, managed.namespace(), "second").await?;
         managed.wait_followed(2, &before).await?;
         load.more(BETWEEN_STEPS).await?;
         managed.all_is_under(2).await

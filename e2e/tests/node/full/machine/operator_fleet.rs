@@ -8,7 +8,7 @@ const BUSY: u64 = 80 * 1024;
 
 #[tokio::test]
 async fn a_thousand_hosted_clusters_are_looked_after_in_little_memory_and_without_writes() {
-    let [idle, busy] = looked_after("op-thousand", 1000, 50).await;
+    let [idle, busy] = looked_after("op-thousand", 1000, 50, "20s").await;
     assert!(idle <= IDLE, "{idle} KiB, at most {IDLE}");
     assert!(busy <= BUSY, "{busy} KiB, at most {BUSY}");
 }

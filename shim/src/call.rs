@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use sidekey_core::client::Connection;
 use sidekey_core::kms::{PROOF_AGE, UNREACHED};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, StatusRequest, StatusResponse};
-use sidekey_core::{Error, KeyId, Kind, Sealed, check_sealed};
+use sidekey_core::{Error, KeyId, Kind, Sealed, Secret, check_sealed};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
@@ -91,11 +90,11 @@ impl Client {
 
     pub(crate) async fn encrypt(
         &mut self,
-        plaintext: &Bytes,
+        plaintext: &Secret,
         uid: &str,
         deadline: Instant,
     ) -> Result<Sealed, Failure> {
-        let request = EncryptRequest { plaintext: plaintext.clone(), uid: uid.to_owned() };
+        let request = EncryptRequest { plaintext: plaintext.to_bytes(), uid: uid.to_owned() };
         let asking = self.stub.encrypt(timed(request, deadline));
         let answer = answered(&self.link, deadline, asking).await?.into_inner();
         let sealed = KeyId::new(&answer.key_id).and_then(|key_id| {
@@ -111,7 +110,7 @@ impl Client {
         sealed: &Sealed,
         uid: &str,
         deadline: Instant,
-    ) -> Result<Bytes, Failure> {
+    ) -> Result<Secret, Failure> {
         let request = DecryptRequest {
             ciphertext: sealed.ciphertext.clone(),
             uid: uid.to_owned(),
@@ -119,7 +118,8 @@ impl Client {
             annotations: sealed.annotations.clone(),
         };
         let asking = self.stub.decrypt(timed(request, deadline));
-        Ok(answered(&self.link, deadline, asking).await?.into_inner().plaintext)
+        let answer = answered(&self.link, deadline, asking).await?.into_inner();
+        Ok(Secret::received(answer.plaintext))
     }
 }
 

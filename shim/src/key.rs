@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use bytes::Bytes;
 use sidekey_core::config::{KeyNumber, LAST_BACKOFF, ProbeOptions};
 use sidekey_core::{Backoff, Call, Error, Health, KeyId, Kind, Sealed, Secret, jitter};
 use tokio::sync::Notify;
@@ -156,7 +155,7 @@ impl Key {
     }
 
     /// Unwraps, on any endpoint.
-    pub(crate) async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Bytes, Error> {
+    pub(crate) async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
         let attempt =
             async |mut client: Client, limit| client.decrypt(sealed, call.uid, limit).await;
         let result = self.upstream.call(call.deadline, |_| true, attempt).await;
@@ -172,7 +171,7 @@ impl Key {
     /// Wraps under the announced key_id, and answers only what can be unwrapped again.
     pub(crate) async fn encrypt(
         &self,
-        plaintext: &Bytes,
+        plaintext: &Secret,
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
         let announced = self.announced().ok_or_else(|| self.not_proven())?;
@@ -279,7 +278,7 @@ impl Key {
     async fn wrap(
         &self,
         key_id: &KeyId,
-        plaintext: &Bytes,
+        plaintext: &Secret,
         call: &Call<'_>,
     ) -> Result<Sealed, Failure> {
         let memory = self.plan(Role::Write).memory;
@@ -295,7 +294,7 @@ impl Key {
         mut client: Client,
         key_id: &KeyId,
         memory: Option<&Memory>,
-        plaintext: &Bytes,
+        plaintext: &Secret,
         uid: &str,
         limit: Instant,
     ) -> Result<Sealed, Failure> {
@@ -315,7 +314,7 @@ impl Key {
             return Err(Failure::Unanswered(error));
         }
         let back = client.decrypt(&sealed, uid, limit).await?;
-        if Secret::new(back.to_vec()) != Secret::new(plaintext.to_vec()) {
+        if back != *plaintext {
             let text = format!("key {} unwrapped something else than what it had wrapped", self.id);
             let error = Error::new(Kind::Bug, text);
             return Err(Failure::Answered(

@@ -9,7 +9,7 @@
 
 use serde_json::Value;
 use sidekey_core::config::{KeyNumber, Problems};
-use sidekey_core::{Canary, Error, KeyId, Kind, Sealed, Secret, hex, sha256};
+use sidekey_core::{Canary, Error, KeyId, Kind, Sealed, hex, sha256};
 use tokio::time::Instant;
 
 use crate::call::{Client, Failure};
@@ -122,7 +122,7 @@ impl Memory {
                 Some(sha256) => {
                     let canary = Canary { sealed: self.sealed.clone(), sha256: sha256.clone() };
                     canary
-                        .verify(&Secret::new(plaintext.to_vec()))
+                        .verify(&plaintext)
                         .map_err(|error| Failure::Answered(another().with_source(error)))
                 }
                 None => Ok(()),
@@ -155,7 +155,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use bytes::Bytes;
-    use sidekey_core::KeyId;
+    use sidekey_core::{KeyId, Secret};
 
     use super::*;
 

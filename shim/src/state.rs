@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use bytes::Bytes;
 use serde::Serialize;
 use sidekey_core::app::{ConfigState, ConfigStatus};
 use sidekey_core::{Clients, Error, Flights, KeyId, Kind, Secret, Source, Trouble, time};
@@ -23,7 +22,7 @@ pub(crate) struct Shared {
     pub(crate) config: ConfigState,
     pub(crate) listeners: Mutex<Vec<String>>,
     pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
-    pub(crate) flights: Flights<Request, Result<Bytes, Arc<Error>>>,
+    pub(crate) flights: Flights<Request, Result<Secret, Arc<Error>>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) clients: Clients,
     started: SystemTime,
@@ -114,9 +113,9 @@ impl Shared {
         self.cache.load().as_ref()?.find(request)
     }
 
-    pub(crate) fn keep(&self, request: &Arc<Request>, secret: impl FnOnce() -> Secret) {
+    pub(crate) fn keep(&self, request: &Arc<Request>, secret: &Secret) {
         if let Some(cache) = &*self.cache.load() {
-            cache.keep(request.clone(), secret());
+            cache.keep(request.clone(), secret.clone());
         }
     }
 

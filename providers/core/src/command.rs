@@ -351,10 +351,7 @@ async fn probe(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answ
 
 async fn canary(socket: &Endpoint) -> Result<Answer, Error> {
     let plaintext = Secret::random(32)?;
-    let request = EncryptRequest {
-        plaintext: bytes::Bytes::copy_from_slice(plaintext.expose()),
-        uid: "canary".into(),
-    };
+    let request = EncryptRequest { plaintext: plaintext.to_bytes(), uid: "canary".into() };
     let sealed = connect(socket).await?.encrypt(request).await.map_err(refused)?.into_inner();
     let sealed = Sealed {
         key_id: KeyId::new(&sealed.key_id)?,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use sidekey_core::{Call, Canary, Error, KeyId, Kind, Secret};
 
 use super::{Announced, Key, lock};
@@ -102,9 +101,8 @@ impl Key {
 
     async fn round_trip(&self, key_id: &KeyId, call: &Call<'_>) -> Result<Memory, Failure> {
         let plaintext = Secret::random(32).map_err(Failure::Answered)?;
-        let bytes = Bytes::copy_from_slice(plaintext.expose());
         let before = self.plan(Role::Write).memory;
-        let sealed = self.wrap(key_id, &bytes, call).await?;
+        let sealed = self.wrap(key_id, &plaintext, call).await?;
         let on_trust = before.is_none_or(|memory| memory.fresh);
         let (sample, canary) = (Canary::new(sealed, &plaintext), self.spec.canary.as_ref());
         Ok(Memory::written(&sample, canary, on_trust))

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use sidekey_core::client::Connection;
 use sidekey_core::kms::{Kms, Operation, PROOF_AGE, RequestError, StatusReport};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};
-use sidekey_core::{Call, Error, KeyId, Kind, Sealed, check_sealed};
+use sidekey_core::{Call, Error, KeyId, Kind, Sealed, Secret, check_sealed};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
@@ -77,8 +76,8 @@ impl Kms for PluginLeg {
         Ok(StatusReport { response: answer.into_inner(), proof_age })
     }
 
-    async fn encrypt(&self, plaintext: Bytes, call: &Call<'_>) -> Result<Sealed, RequestError> {
-        let request = EncryptRequest { plaintext, uid: call.uid.to_owned() };
+    async fn encrypt(&self, plaintext: Secret, call: &Call<'_>) -> Result<Sealed, RequestError> {
+        let request = EncryptRequest { plaintext: plaintext.to_bytes(), uid: call.uid.to_owned() };
         let asking = self.ask(request, call.deadline, |mut client, request| async move {
             client.encrypt(request).await
         });
@@ -93,13 +92,13 @@ impl Kms for PluginLeg {
         })?)
     }
 
-    async fn decrypt(&self, sealed: Sealed, call: &Call<'_>) -> Result<Bytes, RequestError> {
+    async fn decrypt(&self, sealed: Sealed, call: &Call<'_>) -> Result<Secret, RequestError> {
         let Sealed { key_id, ciphertext, annotations } = sealed;
         let (uid, key_id) = (call.uid.to_owned(), key_id.as_str().to_owned());
         let request = DecryptRequest { ciphertext, uid, key_id, annotations };
         let asking = self.ask(request, call.deadline, |mut client, request| async move {
             client.decrypt(request).await
         });
-        Ok(asking.await?.into_inner().plaintext)
+        Ok(Secret::received(asking.await?.into_inner().plaintext))
     }
 }

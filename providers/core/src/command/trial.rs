@@ -56,7 +56,6 @@ async fn prove(
     let named = backend.key_id().await?;
     let plaintext = Secret::random(32)?;
     let encrypting = backend.encrypt(&named, plaintext.expose(), &call);
-    let sealed =
-        proof::encrypt_verified(backend, encrypting, plaintext.expose(), &call, None).await?;
+    let sealed = proof::encrypt_verified(backend, encrypting, &plaintext, &call, None).await?;
     Ok((sealed.key_id, backend.note()))
 }

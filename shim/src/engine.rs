@@ -10,7 +10,6 @@ use sidekey_core::config::KeyNumber;
 use sidekey_core::kms::KmsService;
 use sidekey_core::server::{Stopper, bind, serve_kms, stopper};
 use sidekey_core::{Call, Endpoint, Error, Kind, Listener, Watcher};
-use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
@@ -23,6 +22,7 @@ use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::router::Router;
 use crate::state::Shared;
+use crate::store::{Contents, Store};
 use crate::table::Table;
 use crate::tls::{Identity, TlsFiles};
 use crate::upstream::Upstream;
@@ -47,8 +47,7 @@ pub(crate) struct Engine {
     past_writers: BTreeSet<u64>,
     /// What keys had written or read before this process.
     memory: BTreeMap<KeyNumber, Memory>,
-    /// Told by keys that have written or read something worth keeping.
-    remembered: Arc<Notify>,
+    store: Arc<Store>,
     /// What was in use before this process: its keys bind the first configuration as well.
     before: Option<ShimConfig>,
     /// Where a copy of the last good configuration goes, if it can be written there.
@@ -101,10 +100,10 @@ impl Engine {
         // With one endpoint behind one socket the number of the key means nothing.
         let routes = config.mode == Mode::Route;
         let memory = if routes { stored.memory() } else { BTreeMap::new() };
-        let remembered = Arc::default();
+        let store = Arc::default();
         let mut identities = BTreeMap::new();
         let nothing = Previous { keys: &BTreeMap::new(), unchanged: false, memory: &memory };
-        let built = build(&config, &nothing, &mut identities, &metrics, &watcher, &remembered)?;
+        let built = build(&config, &nothing, &mut identities, &metrics, &watcher, &store)?;
         let table = Table { mode: config.mode, writer: built.writer, keys: built.keys };
         Ok(Self {
             shared: Arc::new(Shared::new(table, metrics, source)),
@@ -112,7 +111,7 @@ impl Engine {
             started: false,
             past_writers: stored.past_writers,
             memory,
-            remembered,
+            store,
             before,
             beside,
             config,
@@ -135,8 +134,7 @@ impl Engine {
             memory: &self.memory,
         };
         let (metrics, watcher) = (&self.shared.metrics, &self.watcher);
-        let built =
-            build(&config, &previous, &mut self.identities, metrics, watcher, &self.remembered)?;
+        let built = build(&config, &previous, &mut self.identities, metrics, watcher, &self.store)?;
         prove(&built, config.probe.timeout, proof).await?;
         let bound = self.bind(&config).await?;
         // From here on nothing fails.
@@ -150,6 +148,8 @@ impl Engine {
             self.past_writers.insert(before.0);
             tracing::info!(from = %before, to = %writer.id, "writes go to another key now");
         }
+        // What is announced from now on must be known after a restart.
+        self.keep(&config, &keys).await;
         self.shared.switch(Table { mode: config.mode, writer, keys });
         self.shared.set_cache(config.cache.map(Cache::new));
         self.start_probers(&config);
@@ -158,14 +158,13 @@ impl Engine {
         self.started = true;
         // From now on the keys themselves know.
         self.memory.clear();
-        self.store().await;
         self.tell();
         Ok(())
     }
 
     /// Waits until a key has written or read something that is to be kept on disk.
     pub(crate) async fn remembered(&self) {
-        self.remembered.notified().await;
+        self.store.remembered.notified().await;
     }
 
     /// An identity for the admin endpoints, followed like those of the keys.
@@ -276,32 +275,23 @@ impl Engine {
             self.identities.values().map(|(identity, _)| identity.clone()).collect();
     }
 
-    /// Keeps the configuration in use on disk, with what its keys remember. Disks may be slow:
-    /// the thread that serves requests does not wait for them.
+    /// Keeps the configuration in use on disk, with what its keys remember.
     pub(crate) async fn store(&self) {
-        let table = self.shared.table();
-        let routed = table.keys.iter().filter(|_| table.mode == Mode::Route);
+        self.keep(&self.config, &self.shared.table().keys).await;
+    }
+
+    async fn keep(&self, config: &ShimConfig, keys: &BTreeMap<KeyNumber, (Role, Arc<Key>)>) {
+        let routed = keys.iter().filter(|_| config.mode == Mode::Route);
         let memory = routed.filter_map(|(id, (_, key))| Some((*id, key.memory()?)));
-        let document = self.config.document.clone();
-        let stored = LastGood::new(document, self.past_writers.clone(), &memory.collect());
-        let listener = self.config.listeners.first();
-        let path = listener.and_then(|spec| LastGood::path(&spec.endpoint));
-        let beside = self.beside.clone();
-        let storing = tokio::task::spawn_blocking(move || {
-            if let Some(path) = path
-                && let Err(error) = stored.store(&path)
-            {
-                tracing::warn!(file = %path.display(), %error, "the last good configuration cannot be kept on disk");
-            }
-            if let Some(path) = beside
-                && let Err(error) = stored.store(&path)
-            {
-                // Mounted Secrets are read-only.
-                tracing::debug!(file = %path.display(), %error, "no copy of the last good configuration");
-            }
-        });
-        // It fails only if it panics or the process ends.
-        let _ = storing.await;
+        let listener = config.listeners.first();
+        let contents = Contents {
+            document: config.document.clone(),
+            past_writers: self.past_writers.clone(),
+            memory: memory.collect(),
+            path: listener.and_then(|spec| LastGood::path(&spec.endpoint)),
+            beside: self.beside.clone(),
+        };
+        self.store.replace(contents).await;
     }
 }
 
@@ -313,7 +303,7 @@ fn build(
     identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
     metrics: &Arc<Metrics>,
     watcher: &Arc<Watcher>,
-    remembered: &Arc<Notify>,
+    store: &Arc<Store>,
 ) -> Result<Built, Error> {
     let mut keys = BTreeMap::new();
     let mut fresh = Vec::new();
@@ -340,8 +330,8 @@ fn build(
                 };
                 let endpoints = Upstream::new(links(upstream, identities, metrics, watcher)?);
                 let (spec, duty) = (upstream.clone(), (*role, config.probing(spec)));
-                let remembered = remembered.clone();
-                let key = Key::new(*id, spec, endpoints, config.mode, duty, inherited, remembered);
+                let store = store.clone();
+                let key = Key::new(*id, spec, endpoints, config.mode, duty, inherited, store);
                 fresh.push((*role, key.clone()));
                 key
             }

@@ -19,7 +19,8 @@ use tokio::time::Instant;
 
 use crate::call::{Client, Failure};
 use crate::config::{Mode, Role, UpstreamSpec};
-use crate::memory::Memory;
+use crate::memory::{Memory, Written};
+use crate::store::Store;
 use crate::upstream::Upstream;
 
 /// The first wait after a failed probe; it doubles up to [`LAST_BACKOFF`]. Both delay the return
@@ -48,12 +49,13 @@ pub(crate) struct Key {
     memory: Mutex<Option<Memory>>,
     /// Whether the next Decrypt that succeeds is worth remembering.
     attentive: AtomicBool,
-    /// Whether a Decrypt has succeeded that was worth remembering.
+    /// Whether a Decrypt has succeeded of what was not written by this process.
     has_read: AtomicBool,
+    /// What this process has written for callers, as long as that matters.
+    written: Arc<Written>,
     /// Whether a read key could not read what is remembered.
     doubted: AtomicBool,
-    /// Told when there is something new to be kept on disk.
-    remembered: Arc<Notify>,
+    store: Arc<Store>,
     /// A read key's key_id, as it was last reported.
     reported: Mutex<Option<KeyId>>,
     prober: Mutex<Option<AbortHandle>>,
@@ -72,6 +74,7 @@ pub(crate) struct Inherited {
     pub(crate) memory: Option<Memory>,
     pub(crate) announced: Option<KeyId>,
     pub(crate) past: HashSet<KeyId>,
+    pub(crate) written: Arc<Written>,
 }
 
 impl Key {
@@ -82,7 +85,7 @@ impl Key {
         mode: Mode,
         duty: (Role, ProbeOptions),
         inherited: Inherited,
-        remembered: Arc<Notify>,
+        store: Arc<Store>,
     ) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -98,8 +101,9 @@ impl Key {
             attentive: AtomicBool::new(inherited.memory.is_none()),
             memory: Mutex::new(inherited.memory),
             has_read: AtomicBool::new(false),
+            written: inherited.written,
             doubted: AtomicBool::new(false),
-            remembered,
+            store,
             reported: Mutex::default(),
             prober: Mutex::default(),
         })
@@ -112,7 +116,7 @@ impl Key {
         let mut past = lock(&self.past).clone();
         // The one in use may be announced again.
         past.retain(|key_id| Some(key_id) != announced.as_ref());
-        Inherited { memory: self.memory(), announced, past }
+        Inherited { memory: self.memory(), announced, past, written: self.written.clone() }
     }
 
     /// What it has written or read, to be kept on disk.
@@ -160,8 +164,7 @@ impl Key {
             async |mut client: Client, limit| client.decrypt(sealed, call.uid, limit).await;
         let result = self.upstream.call(call.deadline, |_| true, attempt).await;
         match &result {
-            Ok(_) if self.attentive.load(Ordering::Relaxed) => self.note_read(sealed),
-            Ok(_) => self.has_read.store(true, Ordering::Relaxed),
+            Ok(_) => self.note_read(sealed),
             Err(failure) if failure.error().kind().concerns_health() => self.suspicion.notify_one(),
             _ => {}
         }
@@ -177,6 +180,9 @@ impl Key {
         let announced = self.announced().ok_or_else(|| self.not_proven())?;
         let result = self.wrap(&announced.inner, plaintext, call).await;
         let mut sealed = result.inspect_err(|_| self.suspicion.notify_one())?;
+        if !self.has_read.load(Ordering::Relaxed) {
+            self.written.note(&sealed);
+        }
         sealed.key_id = announced.outer.clone();
         Ok(sealed)
     }
@@ -217,6 +223,10 @@ impl Key {
         *prober = Some(task.abort_handle());
     }
 
+    fn is_in_use(&self) -> bool {
+        lock(&self.prober).is_some()
+    }
+
     async fn probe(&self) -> bool {
         let (role, options) = *lock(&self.duty);
         let call = Call { uid: "shim-probe", deadline: Instant::now() + options.timeout };
@@ -255,7 +265,16 @@ impl Key {
         }
     }
 
+    /// A Decrypt has succeeded. That this process reads what it has written itself proves nothing
+    /// of what was written before.
     fn note_read(&self, sealed: &Sealed) {
+        let own = !self.has_read.load(Ordering::Relaxed) && self.written.knows(sealed);
+        if !own {
+            self.has_read.store(true, Ordering::Relaxed);
+        }
+        if !self.attentive.load(Ordering::Relaxed) {
+            return;
+        }
         let reported = lock(&self.reported).clone();
         let mut memory = lock(&self.memory);
         let newer = reported.is_some_and(|reported| reported == sealed.key_id);
@@ -264,10 +283,9 @@ impl Key {
             return;
         }
         self.attentive.store(false, Ordering::Relaxed);
-        *memory = Some(Memory::read(sealed.clone()));
+        memory.insert(Memory::read(sealed.clone())).fresh = own;
         drop(memory);
-        self.remembered.notify_one();
-        self.has_read.store(true, Ordering::Relaxed);
+        self.store.remembered.notify_one();
         if lock(&self.duty).0 == Role::Read && !self.is_up() {
             self.note_proof(Duration::ZERO);
         }

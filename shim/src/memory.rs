@@ -7,6 +7,10 @@
 //! A canary may outlive the version that wrapped it. What the key has written since it had read that
 //! very canary stands in for it then: whoever reads it has the same KEK.
 
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, PoisonError};
+
 use serde_json::Value;
 use sidekey_core::config::{KeyNumber, Problems};
 use sidekey_core::{Canary, Error, KeyId, Kind, Sealed, hex, sha256};
@@ -30,6 +34,32 @@ pub(crate) struct Memory {
     vouched_by: Option<String>,
     /// What decides where this cannot be read.
     stand_in: Option<Box<Memory>>,
+}
+
+/// More than a kube-apiserver has a key write in its life; it does so when it starts or rotates.
+const MOST_WRITTEN: usize = 1024;
+
+/// What a process has written for its callers.
+#[derive(Default)]
+pub(crate) struct Written {
+    hasher: RandomState,
+    hashes: Mutex<HashSet<u64>>,
+}
+
+impl Written {
+    /// Notes what was just written.
+    pub(crate) fn note(&self, sealed: &Sealed) {
+        let mut hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        if hashes.len() < MOST_WRITTEN {
+            hashes.insert(self.hasher.hash_one(&sealed.ciphertext));
+        }
+    }
+
+    /// Whether it was, or may have been: once there is no more room, everything may.
+    pub(crate) fn knows(&self, sealed: &Sealed) -> bool {
+        let hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        hashes.len() == MOST_WRITTEN || hashes.contains(&self.hasher.hash_one(&sealed.ciphertext))
+    }
 }
 
 /// Under what name [`Memory::vouched_by`] is kept.

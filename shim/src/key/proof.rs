@@ -9,7 +9,7 @@ use sidekey_core::{Call, Canary, Error, KeyId, Kind, Secret};
 
 use super::{Announced, Key, lock};
 use crate::call::Failure;
-use crate::config::Role;
+use crate::config::{Mode, Role};
 use crate::memory::Memory;
 use crate::probe::Plan;
 use crate::upstream::Round;
@@ -39,7 +39,7 @@ impl Key {
         let key_id = self.choose(round, wanted)?;
         if announced != Some(&key_id) {
             let sample = self.round_trip(&key_id, call).await.map_err(Failure::of_data_call)?;
-            self.announce(&key_id, sample).map_err(Failure::Answered)?;
+            self.announce(&key_id, sample).await.map_err(Failure::Answered)?;
         }
         Ok(self.upstream.proof_age(&key_id))
     }
@@ -108,12 +108,17 @@ impl Key {
         Ok(Memory::written(&sample, canary, on_trust))
     }
 
-    fn announce(&self, inner: &KeyId, sample: Memory) -> Result<(), Error> {
+    /// Announces a key_id once what was written under it is on disk: when the process is killed in
+    /// the next moment and the version before has been retired, nothing else proves the KEK.
+    pub(super) async fn announce(&self, inner: &KeyId, sample: Memory) -> Result<(), Error> {
         let outer = self.outer(inner)?;
-        lock(&self.past).insert(inner.clone());
-        *lock(&self.memory) = Some(sample);
+        *lock(&self.memory) = Some(sample.clone());
         self.attentive.store(false, Ordering::Relaxed);
-        self.remembered.notify_one();
+        // A key that is being loaded is kept on disk with its configuration.
+        if self.is_in_use() && self.mode == Mode::Route {
+            self.store.keep(self.id, sample).await;
+        }
+        lock(&self.past).insert(inner.clone());
         tracing::info!(key = %self.id, key_id_hash = outer.hash(), "key_id is proven");
         self.announced.store(Some(Arc::new(Announced { inner: inner.clone(), outer })));
         Ok(())

@@ -42,6 +42,8 @@ pub(crate) struct Key {
     mode: Mode,
     duty: Mutex<(Role, ProbeOptions)>,
     announced: ArcSwapOption<Announced>,
+    /// Tells those who wait that another key_id is announced.
+    moved: Notify,
     /// Key_ids that were announced and left behind: none may come back.
     past: Mutex<HashSet<KeyId>>,
     /// The key_id that the key in whose place this one comes had announced.
@@ -96,6 +98,7 @@ impl Key {
             mode,
             duty: Mutex::new(duty),
             announced: ArcSwapOption::empty(),
+            moved: Notify::new(),
             past: Mutex::new(inherited.past),
             wanted: inherited.announced,
             attentive: AtomicBool::new(inherited.memory.is_none()),
@@ -177,9 +180,22 @@ impl Key {
         plaintext: &Secret,
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
-        let announced = self.announced().ok_or_else(|| self.not_proven())?;
-        let result = self.wrap(&announced.inner, plaintext, call).await;
-        let mut sealed = result.inspect_err(|_| self.suspicion.notify_one())?;
+        let (announced, mut sealed) = loop {
+            let mut moved = std::pin::pin!(self.moved.notified());
+            moved.as_mut().enable();
+            let announced = self.announced().ok_or_else(|| self.not_proven())?;
+            match self.wrap(&announced.inner, plaintext, call).await {
+                Ok(sealed) => break (announced, sealed),
+                Err(failure) => {
+                    self.suspicion.notify_one();
+                    // Where all endpoints have left the announced version, the next one is as good.
+                    let left = !self.upstream.reports(&announced.inner);
+                    if !left || tokio::time::timeout_at(call.deadline, moved).await.is_err() {
+                        return Err(failure.into());
+                    }
+                }
+            }
+        };
         if !self.has_read.load(Ordering::Relaxed) {
             self.written.note(&sealed);
         }

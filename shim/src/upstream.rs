@@ -58,6 +58,11 @@ impl Upstream {
         self.links.iter().any(|link| link.known().has_read)
     }
 
+    /// Whether any endpoint said that it writes under this key_id.
+    pub(crate) fn reports(&self, key_id: &KeyId) -> bool {
+        self.links.iter().any(|link| link.reports(key_id))
+    }
+
     /// The age of the newest proof among the endpoints that write under `key_id`.
     pub(crate) fn proof_age(&self, key_id: &KeyId) -> Duration {
         let writing = self.links.iter().filter(|link| link.reports(key_id));

@@ -121,6 +121,7 @@ impl Key {
         lock(&self.past).insert(inner.clone());
         tracing::info!(key = %self.id, key_id_hash = outer.hash(), "key_id is proven");
         self.announced.store(Some(Arc::new(Announced { inner: inner.clone(), outer })));
+        self.moved.notify_waiters();
         Ok(())
     }
 }

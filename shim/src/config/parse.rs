@@ -159,8 +159,9 @@ fn key(raw: &RawKey, tls: Option<&RawTls>, problems: &mut Problems) -> Option<Ke
     let https = endpoints.iter().any(|endpoint| matches!(endpoint, Address::Https { .. }));
     let tls = https.then(|| client_tls(raw.tls.as_ref(), tls, problems)).flatten();
     let server_uids = server_uids(raw.server_uids.as_deref(), problems);
-    if raw.server_uids.is_some() && endpoints.iter().all(|one| matches!(one, Address::Https { .. }))
-    {
+    // One that cannot be read may have been meant for a unix socket.
+    let unix = endpoints.iter().any(|endpoint| matches!(endpoint, Address::Unix(_)));
+    if raw.server_uids.is_some() && https && !unix {
         problems.add("serverUids", "is for unix endpoints: certificates say who serves the others");
     }
     let fingerprint = fingerprint(raw, problems);

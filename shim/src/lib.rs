@@ -50,6 +50,8 @@ mod run;
 mod state;
 mod store;
 mod table;
+#[cfg(test)]
+mod tests;
 mod upstream;
 
 pub mod config;

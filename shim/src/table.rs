@@ -65,11 +65,11 @@ mod tests {
 
     use std::time::Duration;
 
+    use proptest::prelude::*;
+    use sidekey_core::NO_FINGERPRINT;
     use sidekey_core::config::ProbeOptions;
 
     use super::*;
-    use sidekey_core::NO_FINGERPRINT;
-
     use crate::config::UpstreamSpec;
     use crate::key::Inherited;
     use crate::upstream::Upstream;
@@ -137,6 +137,33 @@ mod tests {
         assert_eq!(routed("sidekey/broken", Some(1)), Ok((1, "sidekey/broken".into())));
         assert!(routed("vault-7", None).is_err());
         assert!(routed("vault-7", Some(8)).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_key_id_goes_to_the_key_that_it_names_or_is_refused(
+            scheme in prop_oneof![4 => Just("sidekey/"), 1 => Just(""), 1 => Just("sidekey")],
+            number in prop_oneof![4 => "[0-4]", 1 => "0?[0-9]{1,21}", 1 => "\\PC{0,3}"],
+            fingerprint in prop_oneof![4 => "aaaaaaaa|bbbbbbbb|00000000", 1 => "[0-9a-fA-F]{0,70}"],
+            rest in "/?\\PC{0,30}", legacy in prop::option::of(0u64..5),
+        ) {
+            let text = format!("{scheme}{number}-{fingerprint}{rest}");
+            let Ok(whole) = KeyId::new(&text) else { return Ok(()) };
+            match table().route(whole, legacy.map(KeyNumber)) {
+                Ok(route) => {
+                    let (id, spec) = (route.key.id, &route.key.spec);
+                    let own = format!("sidekey/{id}-{fingerprint}/{}", route.key_id);
+                    // It is this key's by its name, or it names none and is the legacy key's.
+                    let named = text == own && spec.matches(&fingerprint);
+                    let nameless = route.key_id.as_str() == text && legacy == Some(id.0);
+                    prop_assert!(named || nameless, "{text:?} went to key {id}");
+                }
+                Err(error) => {
+                    prop_assert!(matches!(error.kind(), Kind::KeyState | Kind::Invalid));
+                    prop_assert!(error.report().len() < 1024, "{}", error.report());
+                }
+            }
+        }
     }
 
     #[test]

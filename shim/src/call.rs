@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sidekey_core::client::Connection;
-use sidekey_core::kms::{PROOF_AGE, UNREACHED};
+use sidekey_core::kms::{StatusReport, UNREACHED};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, StatusRequest, StatusResponse};
-use sidekey_core::{Error, KeyId, Kind, Sealed, Secret, check_sealed};
+use sidekey_core::proto::v2::{EncryptRequest, StatusRequest, StatusResponse};
+use sidekey_core::{Error, KeyId, Kind, Sealed, Secret};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
@@ -81,11 +81,9 @@ impl From<Failure> for Error {
 impl Client {
     pub(crate) async fn status(&mut self, deadline: Instant) -> Result<Report, Failure> {
         let asking = self.stub.status(timed(StatusRequest {}, deadline));
-        let answer = answered(&self.link, deadline, asking).await?;
-        let age = answer.metadata().get(PROOF_AGE).and_then(|value| value.to_str().ok());
-        let age = age.and_then(|text| text.parse().ok()).map(Duration::from_millis);
-        let key_id = healthy(&self.link, answer.get_ref()).map_err(Failure::Answered)?;
-        Ok(Report { key_id, age: age.unwrap_or_default() })
+        let answer = StatusReport::passed_on(answered(&self.link, deadline, asking).await?);
+        let key_id = healthy(&self.link, &answer.response).map_err(Failure::Answered)?;
+        Ok(Report { key_id, age: answer.proof_age.unwrap_or_default() })
     }
 
     pub(crate) async fn encrypt(
@@ -97,12 +95,7 @@ impl Client {
         let request = EncryptRequest { plaintext: plaintext.to_bytes(), uid: uid.to_owned() };
         let asking = self.stub.encrypt(timed(request, deadline));
         let answer = answered(&self.link, deadline, asking).await?.into_inner();
-        let sealed = KeyId::new(&answer.key_id).and_then(|key_id| {
-            let (ciphertext, annotations) = (answer.ciphertext, answer.annotations);
-            let sealed = Sealed { key_id, ciphertext, annotations };
-            check_sealed(&sealed).map(|()| sealed)
-        });
-        sealed.map_err(Failure::Answered)
+        answer.try_into().map_err(Failure::Answered)
     }
 
     pub(crate) async fn decrypt(
@@ -111,13 +104,7 @@ impl Client {
         uid: &str,
         deadline: Instant,
     ) -> Result<Secret, Failure> {
-        let request = DecryptRequest {
-            ciphertext: sealed.ciphertext.clone(),
-            uid: uid.to_owned(),
-            key_id: sealed.key_id.as_str().to_owned(),
-            annotations: sealed.annotations.clone(),
-        };
-        let asking = self.stub.decrypt(timed(request, deadline));
+        let asking = self.stub.decrypt(timed(sealed.clone().request(uid), deadline));
         let answer = answered(&self.link, deadline, asking).await?.into_inner();
         Ok(Secret::received(answer.plaintext))
     }

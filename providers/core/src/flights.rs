@@ -6,11 +6,10 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::{BuildHasher, Hash, RandomState};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use futures_util::future::{FutureExt, Shared, WeakShared};
+use futures_util::future::{BoxFuture, FutureExt, Shared, WeakShared};
 use tokio::time::{Instant, timeout_at};
 
 /// The requests under way; equal ones share one answer.
@@ -32,11 +31,8 @@ struct Table<K, T>(Mutex<HashMap<u64, Entry<K, T>>>);
 
 struct Entry<K, T> {
     request: Arc<K>,
-    flight: WeakShared<Flight<T>>,
+    flight: WeakShared<BoxFuture<'static, T>>,
 }
-
-/// A request on its way.
-struct Flight<T>(Pin<Box<dyn Future<Output = T> + Send>>);
 
 /// Takes a flight off the table when it lands or when nobody waits for it any more.
 struct Leave<K, T> {
@@ -62,11 +58,11 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Fli
             return Landed { answer, shared: false };
         }
         let leave = Leave { hash, table: self.table.clone() };
-        let flight = Flight(Box::pin(async move {
+        let leaving = async move {
             let _leave = leave;
             flight.await
-        }));
-        let flight = flight.shared();
+        };
+        let flight = leaving.boxed().shared();
         if let Some(weak) = flight.downgrade() {
             let entry = Entry { request: request.clone(), flight: weak };
             self.table.lock().insert(hash, entry);
@@ -96,7 +92,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Fli
         }
     }
 
-    fn find(&self, hash: u64, request: &K) -> Option<Shared<Flight<T>>> {
+    fn find(&self, hash: u64, request: &K) -> Option<Shared<BoxFuture<'static, T>>> {
         let table = self.table.lock();
         let entry = table.get(&hash)?;
         (*entry.request == *request).then(|| entry.flight.upgrade())?
@@ -112,14 +108,6 @@ impl<K, T> Table<K, T> {
 impl<K, T> Default for Flights<K, T> {
     fn default() -> Self {
         Self { table: Arc::new(Table(Mutex::default())), hasher: RandomState::new() }
-    }
-}
-
-impl<T> Future for Flight<T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<T> {
-        self.0.as_mut().poll(cx)
     }
 }
 

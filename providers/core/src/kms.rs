@@ -111,6 +111,13 @@ impl StatusReport {
         let response = StatusResponse { version: VERSION.into(), healthz: "ok".into(), key_id };
         Self { response, proof_age }
     }
+
+    /// What another plugin has answered.
+    pub fn passed_on(answer: tonic::Response<StatusResponse>) -> Self {
+        let age = answer.metadata().get(PROOF_AGE).and_then(|value| value.to_str().ok());
+        let proof_age = age.and_then(|text| text.parse().ok()).map(Duration::from_millis);
+        Self { response: answer.into_inner(), proof_age }
+    }
 }
 
 impl From<Error> for RequestError {

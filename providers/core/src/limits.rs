@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use crate::proto::v2::DecryptRequest;
+use crate::proto::v2::{DecryptRequest, EncryptResponse};
 use crate::{Error, KeyId, Kind, Sealed, Secret};
 
 /// Longest wrapped key, in bytes.
@@ -39,6 +39,27 @@ pub(crate) fn check_decrypt(uid: &str, request: DecryptRequest) -> Result<Sealed
     let sealed = Sealed { key_id: KeyId::new(&key_id)?, ciphertext, annotations };
     check_sealed(&sealed)?;
     Ok(sealed)
+}
+
+impl TryFrom<EncryptResponse> for Sealed {
+    type Error = Error;
+
+    /// What a plugin has answered, if it is within the limits.
+    fn try_from(answer: EncryptResponse) -> Result<Self, Error> {
+        let EncryptResponse { ciphertext, key_id, annotations } = answer;
+        let sealed = Self { key_id: KeyId::new(&key_id)?, ciphertext, annotations };
+        check_sealed(&sealed)?;
+        Ok(sealed)
+    }
+}
+
+impl Sealed {
+    /// Asks a plugin to decrypt it.
+    pub fn request(self, uid: &str) -> DecryptRequest {
+        let Self { key_id, ciphertext, annotations } = self;
+        let (key_id, uid) = (key_id.as_str().to_owned(), uid.to_owned());
+        DecryptRequest { ciphertext, uid, key_id, annotations }
+    }
 }
 
 /// Checks what is stored in etcd, on its way in or out.

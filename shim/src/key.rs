@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::call::{Client, Failure};
+use crate::call::{CallFailure, Client};
 use crate::config::{Mode, Role, UpstreamSpec};
 use crate::memory::{Memory, Written};
 use crate::store::Store;
@@ -32,7 +32,7 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 pub(crate) const LOAD_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A key as the router sees it.
-pub(crate) struct Key {
+pub(crate) struct RoutedKey {
     pub(crate) id: KeyNumber,
     pub(crate) spec: UpstreamSpec,
     pub(crate) upstream: Upstream,
@@ -79,7 +79,7 @@ pub(crate) struct Inherited {
     pub(crate) written: Arc<Written>,
 }
 
-impl Key {
+impl RoutedKey {
     pub(crate) fn new(
         id: KeyNumber,
         spec: UpstreamSpec,
@@ -260,14 +260,14 @@ impl Key {
 
     /// What one of our providers answers is passed on at once, because it has coasted already; a
     /// foreign plugin has no coast of its own, and neither has one that cannot be reached.
-    fn note_failure(&self, failure: &Failure) {
+    fn note_failure(&self, failure: &CallFailure) {
         self.upstream.set_down(true);
         if failure.error().is_lasting() && lock(&self.duty).0 == Role::Read {
             self.doubted.store(true, Ordering::Relaxed);
             self.attentive.store(true, Ordering::Relaxed);
         }
         let news = match failure {
-            Failure::Answered(error) if !self.spec.external || error.is_lasting() => {
+            CallFailure::Answered(error) if !self.spec.external || error.is_lasting() => {
                 self.health.failed_for_good(error)
             }
             failure => {
@@ -314,7 +314,7 @@ impl Key {
         key_id: &KeyId,
         plaintext: &Secret,
         call: &Call<'_>,
-    ) -> Result<Sealed, Failure> {
+    ) -> Result<Sealed, CallFailure> {
         let memory = self.plan(Role::Write).memory;
         let attempt = async |client: Client, limit| {
             self.wrap_on(client, key_id, memory.as_ref(), plaintext, call.uid, limit).await
@@ -331,11 +331,11 @@ impl Key {
         plaintext: &Secret,
         uid: &str,
         limit: Instant,
-    ) -> Result<Sealed, Failure> {
+    ) -> Result<Sealed, CallFailure> {
         let checked = client.check(self.id, memory, Some(key_id), None, limit).await;
         // One with another KEK is no endpoint of this key: ask the next.
         checked.map_err(|failure| match failure {
-            Failure::Answered(error) if error.is_lasting() => Failure::Unanswered(error),
+            CallFailure::Answered(error) if error.is_lasting() => CallFailure::Unanswered(error),
             failure => failure,
         })?;
         let sealed = client.encrypt(plaintext, uid, limit).await?;
@@ -345,13 +345,13 @@ impl Key {
                 format!("key {} wrapped with another key_id than the announced one", self.id);
             let error = Error::new(Kind::Unavailable, text)
                 .with_hint("a rotation is being taken over; the caller will ask again");
-            return Err(Failure::Unanswered(error));
+            return Err(CallFailure::Unanswered(error));
         }
         let back = client.decrypt(&sealed, uid, limit).await?;
         if back != *plaintext {
             let text = format!("key {} unwrapped something else than what it had wrapped", self.id);
             let error = Error::new(Kind::Bug, text);
-            return Err(Failure::Answered(
+            return Err(CallFailure::Answered(
                 error.with_hint("nothing was stored; look at the provider"),
             ));
         }
@@ -380,7 +380,7 @@ impl Key {
     }
 }
 
-impl Drop for Key {
+impl Drop for RoutedKey {
     fn drop(&mut self) {
         if let Ok(Some(prober)) = self.prober.get_mut().map(Option::take) {
             prober.abort();

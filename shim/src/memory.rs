@@ -16,7 +16,7 @@ use sidekey_core::config::{KeyNumber, Problems};
 use sidekey_core::{Canary, Error, KeyId, Kind, Sealed, hex, sha256};
 use tokio::time::Instant;
 
-use crate::call::{Client, Failure};
+use crate::call::{CallFailure, Client};
 
 /// Stands for the hash where there is none: the parser of canaries wants one.
 const NO_HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
@@ -123,9 +123,9 @@ impl Memory {
         key: KeyNumber,
         client: &mut Client,
         deadline: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CallFailure> {
         match (self.check_itself(key, client, deadline).await, &self.stand_in) {
-            (Err(Failure::Answered(error)), Some(stand_in)) if error.is_lasting() => {
+            (Err(CallFailure::Answered(error)), Some(stand_in)) if error.is_lasting() => {
                 stand_in.check_itself(key, client, deadline).await?;
                 tracing::warn!(%key, error = error.report(),
                     "the canary cannot be read any more, but what the key has written since it was can: publish a new canary");
@@ -140,7 +140,7 @@ impl Memory {
         key: KeyNumber,
         client: &mut Client,
         deadline: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CallFailure> {
         let what = || format!("key {key} cannot read its canary");
         let another = || {
             Error::new(Kind::KeyState, what())
@@ -153,14 +153,14 @@ impl Memory {
                     let canary = Canary { sealed: self.sealed.clone(), sha256: sha256.clone() };
                     canary
                         .verify(&plaintext)
-                        .map_err(|error| Failure::Answered(another().with_source(error)))
+                        .map_err(|error| CallFailure::Answered(another().with_source(error)))
                 }
                 None => Ok(()),
             },
-            Err(Failure::Answered(error))
+            Err(CallFailure::Answered(error))
                 if matches!(error.kind(), Kind::KeyState | Kind::Corrupt | Kind::Invalid) =>
             {
-                Err(Failure::Answered(another().with_source(error)))
+                Err(CallFailure::Answered(another().with_source(error)))
             }
             Err(failure) => {
                 Err(failure.map(|error| Error::new(error.kind(), what()).with_source(error)))

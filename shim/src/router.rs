@@ -9,11 +9,11 @@ use sidekey_core::{Call, Error, Kind, Sealed, Secret};
 use tokio::time::Instant;
 
 use crate::cache;
-use crate::state::Shared;
+use crate::state::ShimState;
 
 /// The keys, as they are seen on one listener.
 pub(crate) struct Router {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ShimState>,
     /// The key of what was written without the shim; 0 for none. A reload may change it.
     pub(crate) legacy: Arc<AtomicU64>,
 }
@@ -35,11 +35,11 @@ impl Kms for Router {
         let route = self.shared.table().route(sealed.key_id, legacy)?;
         let sealed = Sealed { key_id: route.key_id, ..sealed };
         // Two keys may know the same key_id: what is shared is a key's, not the shim's.
-        let request = Arc::new(cache::Request { key: route.key.id, sealed });
+        let request = Arc::new(cache::CacheKey { key: route.key.id, sealed });
         if let Some(secret) = self.shared.cached(&request) {
             return Ok(secret);
         }
-        let start = |request: Arc<cache::Request>| {
+        let start = |request: Arc<cache::CacheKey>| {
             let (key, uid, deadline) = (route.key.clone(), call.uid.to_owned(), call.deadline);
             async move {
                 let call = Call { uid: &uid, deadline };

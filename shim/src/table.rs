@@ -7,22 +7,22 @@ use sidekey_core::config::KeyNumber;
 use sidekey_core::{Error, KeyId, Kind, split_shim_prefix};
 
 use crate::config::{Mode, Role};
-use crate::key::Key;
+use crate::key::RoutedKey;
 
 /// What is loaded.
-pub(crate) struct Table {
+pub(crate) struct RoutingTable {
     pub(crate) mode: Mode,
-    pub(crate) writer: Arc<Key>,
-    pub(crate) keys: BTreeMap<KeyNumber, (Role, Arc<Key>)>,
+    pub(crate) writer: Arc<RoutedKey>,
+    pub(crate) keys: BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>,
 }
 
 /// Where a ciphertext belongs, and under which key_id its provider knows it.
 pub(crate) struct Route {
-    pub(crate) key: Arc<Key>,
+    pub(crate) key: Arc<RoutedKey>,
     pub(crate) key_id: KeyId,
 }
 
-impl Table {
+impl RoutingTable {
     /// Finds the key that wrote. `legacy` is the key of what was written without the shim, on the
     /// listener that was asked. Nothing is ever tried: a key_id names its key, or it is refused.
     pub(crate) fn route(&self, whole: KeyId, legacy: Option<KeyNumber>) -> Result<Route, Error> {
@@ -74,7 +74,7 @@ mod tests {
     use crate::key::Inherited;
     use crate::upstream::Upstream;
 
-    fn key(id: u64, fingerprint: &str) -> Arc<Key> {
+    fn key(id: u64, fingerprint: &str) -> Arc<RoutedKey> {
         let second = Duration::from_secs(1);
         let options = ProbeOptions { interval: second, timeout: second, coast: second };
         let spec = UpstreamSpec {
@@ -87,11 +87,11 @@ mod tests {
         };
         let (duty, none) = ((Role::Read, options), Inherited::default());
         let upstream = Upstream::new(Vec::new());
-        Key::new(KeyNumber(id), spec, upstream, Mode::Route, duty, none, Arc::default())
+        RoutedKey::new(KeyNumber(id), spec, upstream, Mode::Route, duty, none, Arc::default())
     }
 
     /// Key 2 writes, key 1 reads, key 3 has no fingerprint.
-    fn table() -> Table {
+    fn table() -> RoutingTable {
         let writer = key(2, "bbbbbbbb");
         let keys = [
             (Role::Read, key(1, "aaaaaaaa")),
@@ -99,7 +99,7 @@ mod tests {
             (Role::Read, key(3, NO_FINGERPRINT)),
         ];
         let keys = keys.into_iter().map(|(role, key)| (key.id, (role, key))).collect();
-        Table { mode: Mode::Route, writer, keys }
+        RoutingTable { mode: Mode::Route, writer, keys }
     }
 
     fn routed(key_id: &str, legacy: Option<u64>) -> Result<(u64, String), String> {
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn in_forward_mode_key_ids_pass_untouched() {
-        let table = Table { mode: Mode::Forward, ..table() };
+        let table = RoutingTable { mode: Mode::Forward, ..table() };
         let route = table.route(KeyId::new("sidekey/9-ffff/x").unwrap(), None).ok();
         assert_eq!(route.map(|r| r.key_id.to_string()).as_deref(), Some("sidekey/9-ffff/x"));
     }

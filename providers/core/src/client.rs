@@ -46,7 +46,7 @@ pub struct Connection {
 
 /// The body of an answer: its message and its trailers.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ResponseBody {
     stream: RecvStream,
     rest: Rest,
 }
@@ -152,7 +152,7 @@ impl Connection {
 }
 
 impl tower_service::Service<Request<Body>> for Connection {
-    type Response = Response<Answer>;
+    type Response = Response<ResponseBody>;
     type Error = Box<dyn Error + Send + Sync>;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
@@ -170,7 +170,7 @@ impl Connection {
     async fn exchange(
         self,
         request: Request<Body>,
-    ) -> Result<Response<Answer>, Box<dyn Error + Send + Sync>> {
+    ) -> Result<Response<ResponseBody>, Box<dyn Error + Send + Sync>> {
         let (head, body) = request.into_parts();
         // One message, which lies in memory.
         let message = body.collect().await?.to_bytes();
@@ -184,7 +184,7 @@ impl Connection {
             requests.send_request(Request::from_parts(head, ()), false).map_err(cause)?;
         sending.send_data(message, true).map_err(cause)?;
         let answer = answer.await.map_err(cause)?;
-        Ok(answer.map(|stream| Answer { stream, rest: Rest::Data }))
+        Ok(answer.map(|stream| ResponseBody { stream, rest: Rest::Data }))
     }
 }
 
@@ -196,7 +196,7 @@ fn cause(error: h2::Error) -> Box<dyn Error + Send + Sync> {
     }
 }
 
-impl hyper::body::Body for Answer {
+impl hyper::body::Body for ResponseBody {
     type Data = Bytes;
     type Error = Box<dyn Error + Send + Sync>;
 

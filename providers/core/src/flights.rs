@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 
 /// The requests under way; equal ones share one answer.
 pub struct Flights<K, T> {
-    table: Arc<Table<K, T>>,
+    table: Arc<FlightTable<K, T>>,
     hasher: RandomState,
 }
 
@@ -27,7 +27,7 @@ pub struct Landed<T> {
     pub shared: bool,
 }
 
-struct Table<K, T>(Mutex<HashMap<u64, Entry<K, T>>>);
+struct FlightTable<K, T>(Mutex<HashMap<u64, Entry<K, T>>>);
 
 struct Entry<K, T> {
     request: Arc<K>,
@@ -37,7 +37,7 @@ struct Entry<K, T> {
 /// Takes a flight off the table when it lands or when nobody waits for it any more.
 struct Leave<K, T> {
     hash: u64,
-    table: Arc<Table<K, T>>,
+    table: Arc<FlightTable<K, T>>,
 }
 
 impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Flights<K, T> {
@@ -99,7 +99,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Fli
     }
 }
 
-impl<K, T> Table<K, T> {
+impl<K, T> FlightTable<K, T> {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Entry<K, T>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,7 +107,7 @@ impl<K, T> Table<K, T> {
 
 impl<K, T> Default for Flights<K, T> {
     fn default() -> Self {
-        Self { table: Arc::new(Table(Mutex::default())), hasher: RandomState::new() }
+        Self { table: Arc::new(FlightTable(Mutex::default())), hasher: RandomState::new() }
     }
 }
 
@@ -129,19 +129,19 @@ mod tests {
         Arc::new(text.to_owned())
     }
 
-    struct Backend {
+    struct CountingBackend {
         calls: AtomicUsize,
         gate: Notify,
     }
 
-    async fn decrypt(backend: Arc<Backend>) -> bool {
+    async fn decrypt(backend: Arc<CountingBackend>) -> bool {
         backend.calls.fetch_add(1, Ordering::SeqCst);
         backend.gate.notified().await;
         true
     }
 
-    fn setup() -> (Arc<Flights<String, bool>>, Arc<Backend>) {
-        let backend = Backend { calls: AtomicUsize::new(0), gate: Notify::new() };
+    fn setup() -> (Arc<Flights<String, bool>>, Arc<CountingBackend>) {
+        let backend = CountingBackend { calls: AtomicUsize::new(0), gate: Notify::new() };
         (Arc::default(), Arc::new(backend))
     }
 
@@ -167,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn a_caller_that_goes_away_does_not_take_the_others_along() {
         let (flights, backend) = setup();
-        let start = |flights: Arc<Flights<String, bool>>, backend: Arc<Backend>| async move {
+        let start = |flights: Arc<Flights<String, bool>>, backend: Arc<CountingBackend>| async move {
             flights.join(&sealed("a"), move |_| decrypt(backend)).await.answer
         };
         let leader = tokio::spawn(start(flights.clone(), backend.clone()));

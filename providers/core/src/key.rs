@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
-pub(crate) use ask::Request;
+pub(crate) use ask::KeeperRequest;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
@@ -54,7 +54,7 @@ pub(crate) struct Key {
     retries: RetryBudget,
     /// Why changed files or settings are not in use, if they are not.
     refusal: Mutex<Option<Trouble>>,
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<KeeperRequest>,
 }
 
 /// The client in use and what it has proven: one pointer, so that they change together.
@@ -82,7 +82,7 @@ impl Key {
         endpoint: Endpoint,
         options: ProbeOptions,
         metrics: KeyMetrics,
-        requests: mpsc::Sender<Request>,
+        requests: mpsc::Sender<KeeperRequest>,
     ) -> Self {
         Self {
             id,

@@ -9,7 +9,7 @@ use crate::store::Contents;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn key(external: bool) -> Arc<Key> {
+fn key(external: bool) -> Arc<RoutedKey> {
     let options = ProbeOptions { interval: 3 * SECOND, timeout: 10 * SECOND, coast: 60 * SECOND };
     let spec = UpstreamSpec {
         fingerprint: NO_FINGERPRINT.to_owned(),
@@ -21,7 +21,7 @@ fn key(external: bool) -> Arc<Key> {
     };
     let (upstream, duty) = (Upstream::new(Vec::new()), (Role::Write, options));
     let none = Inherited::default();
-    Key::new(KeyNumber(1), spec, upstream, Mode::Route, duty, none, Arc::default())
+    RoutedKey::new(KeyNumber(1), spec, upstream, Mode::Route, duty, none, Arc::default())
 }
 
 fn sealed(ciphertext: &str) -> Sealed {
@@ -70,7 +70,7 @@ fn error(kind: Kind) -> Error {
     Error::new(kind, "no")
 }
 
-fn status(key: &Key) -> Result<(), Kind> {
+fn status(key: &RoutedKey) -> Result<(), Kind> {
     key.health.verdict().map_err(|trouble| trouble.kind)
 }
 
@@ -80,7 +80,7 @@ async fn a_plugin_that_cannot_be_reached_coasts_from_the_last_proof_of_the_provi
     for external in [false, true] {
         let key = key(external);
         key.note_proof(50 * SECOND);
-        key.note_failure(&Failure::Unanswered(error(Kind::Timeout)));
+        key.note_failure(&CallFailure::Unanswered(error(Kind::Timeout)));
         tokio::time::advance(9 * SECOND).await;
         assert_eq!(status(&key), Ok(()));
         tokio::time::advance(SECOND).await;
@@ -106,17 +106,17 @@ async fn what_is_answered_is_passed_on_at_once_and_a_foreign_plugins_failure_coa
     for kind in [Kind::Unavailable, Kind::Denied, Kind::KeyState, Kind::Bug] {
         let ours = key(false);
         ours.note_proof(Duration::ZERO);
-        ours.note_failure(&Failure::Answered(error(kind)));
+        ours.note_failure(&CallFailure::Answered(error(kind)));
         assert_eq!(status(&ours), Err(kind));
         let foreign = key(true);
         foreign.note_proof(Duration::ZERO);
-        foreign.note_failure(&Failure::Answered(error(kind)));
+        foreign.note_failure(&CallFailure::Answered(error(kind)));
         assert_eq!(status(&foreign), Ok(()));
         tokio::time::advance(60 * SECOND).await;
         assert_eq!(status(&foreign), Err(Kind::Unavailable));
     }
     let wrong = key(true);
     wrong.note_proof(Duration::ZERO);
-    wrong.note_failure(&Failure::Answered(error(Kind::KeyState).lasting()));
+    wrong.note_failure(&CallFailure::Answered(error(Kind::KeyState).lasting()));
     assert_eq!(status(&wrong), Err(Kind::KeyState), "another KEK does not pass");
 }

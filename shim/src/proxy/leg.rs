@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use super::Shared;
-use super::plugin::Failure;
+use super::plugin::PluginFailure;
 
 /// The way of one client's requests to the plugin.
 pub(super) struct PluginLeg {
@@ -38,8 +38,8 @@ impl PluginLeg {
         };
         let plugin = self.shared.plugin.load_full();
         plugin.call(deadline, asking).await.map_err(|failure| match failure {
-            Failure::Answer(status) => RequestError::Passed(status),
-            Failure::Way(reason, error) => {
+            PluginFailure::Answer(status) => RequestError::Passed(status),
+            PluginFailure::Way(reason, error) => {
                 self.shared.metrics.socket_error(reason);
                 RequestError::Unreached(error)
             }

@@ -6,8 +6,9 @@
 //!
 //! Against tonic's own `Channel` a Decrypt takes 20 % less CPU time (both sides together, 155 µs
 //! against 194) and 24 % fewer system calls (7.1 against 9.3) with one request in flight, and 18 %
-//! less CPU time (54 µs against 66) with 64: medians of ten alternations in one run, on a busy
-//! machine, with libraries built at opt-level 1.
+//! less CPU time (54 µs against 66) and 25 % fewer system calls with 64. CPU time: medians of ten
+//! alternations in one run, on a busy machine, with libraries built at opt-level 1; system calls:
+//! counted by strace over 6,000 requests.
 
 use std::error::Error;
 use std::future::Future;

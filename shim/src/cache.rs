@@ -12,7 +12,7 @@ use crate::config::CacheOptions;
 
 /// What was asked of which key: another key is never answered from this one's entries.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Request {
+pub(crate) struct CacheKey {
     pub(crate) key: KeyNumber,
     pub(crate) sealed: Sealed,
 }
@@ -20,13 +20,13 @@ pub(crate) struct Request {
 /// Unwrapped keys by what was unwrapped.
 pub(crate) struct Cache {
     options: CacheOptions,
-    state: Mutex<State>,
+    state: Mutex<CacheEntries>,
 }
 
 #[derive(Default)]
-struct State {
-    entries: HashMap<Arc<Request>, (Secret, Instant)>,
-    order: VecDeque<Arc<Request>>,
+struct CacheEntries {
+    entries: HashMap<Arc<CacheKey>, (Secret, Instant)>,
+    order: VecDeque<Arc<CacheKey>>,
 }
 
 impl Cache {
@@ -34,13 +34,13 @@ impl Cache {
         Self { options, state: Mutex::default() }
     }
 
-    pub(crate) fn find(&self, request: &Request) -> Option<Secret> {
+    pub(crate) fn find(&self, request: &CacheKey) -> Option<Secret> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (secret, at) = state.entries.get(request)?;
         (at.elapsed() < self.options.ttl).then(|| secret.clone())
     }
 
-    pub(crate) fn keep(&self, request: Arc<Request>, secret: Secret) {
+    pub(crate) fn keep(&self, request: Arc<CacheKey>, secret: Secret) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.entries.insert(request.clone(), (secret, Instant::now())).is_some() {
             state.order.retain(|other| *other != request);
@@ -67,10 +67,10 @@ mod tests {
 
     use super::*;
 
-    fn asked(key: u64, text: &'static str) -> Arc<Request> {
+    fn asked(key: u64, text: &'static str) -> Arc<CacheKey> {
         let key_id = KeyId::new("k").unwrap_or_else(|_| unreachable!());
         let sealed = Sealed { key_id, ciphertext: text.into(), annotations: Default::default() };
-        Arc::new(Request { key: KeyNumber(key), sealed })
+        Arc::new(CacheKey { key: KeyNumber(key), sealed })
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use sidekey_core::client::Connection;
-use sidekey_core::kms::{PROOF_AGE, UNREACHED};
+use sidekey_core::kms::{StatusReport, UNREACHED};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, StatusRequest, StatusResponse};
-use sidekey_core::{Error, KeyId, Kind, Sealed, check_sealed};
+use sidekey_core::proto::v2::{EncryptRequest, StatusRequest, StatusResponse};
+use sidekey_core::{Error, KeyId, Kind, Sealed, Secret};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
@@ -21,7 +20,7 @@ const HUNG: Duration = Duration::from_millis(250);
 /// Why there is no good answer. What was answered goes back as it is; what was not may be asked
 /// of another endpoint.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum CallFailure {
     /// The plugin said so.
     Answered(Error),
     /// The plugin was not reached, its connection broke before an answer, or it let its time pass.
@@ -43,7 +42,7 @@ pub(crate) struct Report {
     pub(crate) age: Duration,
 }
 
-impl Failure {
+impl CallFailure {
     pub(crate) fn error(&self) -> &Error {
         match self {
             Self::Answered(error) | Self::Unanswered(error) => error,
@@ -71,39 +70,32 @@ impl Failure {
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
+impl From<CallFailure> for Error {
+    fn from(failure: CallFailure) -> Self {
         match failure {
-            Failure::Answered(error) | Failure::Unanswered(error) => error,
+            CallFailure::Answered(error) | CallFailure::Unanswered(error) => error,
         }
     }
 }
 
 impl Client {
-    pub(crate) async fn status(&mut self, deadline: Instant) -> Result<Report, Failure> {
+    pub(crate) async fn status(&mut self, deadline: Instant) -> Result<Report, CallFailure> {
         let asking = self.stub.status(timed(StatusRequest {}, deadline));
-        let answer = answered(&self.link, deadline, asking).await?;
-        let age = answer.metadata().get(PROOF_AGE).and_then(|value| value.to_str().ok());
-        let age = age.and_then(|text| text.parse().ok()).map(Duration::from_millis);
-        let key_id = healthy(&self.link, answer.get_ref()).map_err(Failure::Answered)?;
-        Ok(Report { key_id, age: age.unwrap_or_default() })
+        let answer = StatusReport::passed_on(answered(&self.link, deadline, asking).await?);
+        let key_id = healthy(&self.link, &answer.response).map_err(CallFailure::Answered)?;
+        Ok(Report { key_id, age: answer.proof_age.unwrap_or_default() })
     }
 
     pub(crate) async fn encrypt(
         &mut self,
-        plaintext: &Bytes,
+        plaintext: &Secret,
         uid: &str,
         deadline: Instant,
-    ) -> Result<Sealed, Failure> {
-        let request = EncryptRequest { plaintext: plaintext.clone(), uid: uid.to_owned() };
+    ) -> Result<Sealed, CallFailure> {
+        let request = EncryptRequest { plaintext: plaintext.to_bytes(), uid: uid.to_owned() };
         let asking = self.stub.encrypt(timed(request, deadline));
         let answer = answered(&self.link, deadline, asking).await?.into_inner();
-        let sealed = KeyId::new(&answer.key_id).and_then(|key_id| {
-            let (ciphertext, annotations) = (answer.ciphertext, answer.annotations);
-            let sealed = Sealed { key_id, ciphertext, annotations };
-            check_sealed(&sealed).map(|()| sealed)
-        });
-        sealed.map_err(Failure::Answered)
+        answer.try_into().map_err(CallFailure::Answered)
     }
 
     pub(crate) async fn decrypt(
@@ -111,15 +103,10 @@ impl Client {
         sealed: &Sealed,
         uid: &str,
         deadline: Instant,
-    ) -> Result<Bytes, Failure> {
-        let request = DecryptRequest {
-            ciphertext: sealed.ciphertext.clone(),
-            uid: uid.to_owned(),
-            key_id: sealed.key_id.as_str().to_owned(),
-            annotations: sealed.annotations.clone(),
-        };
-        let asking = self.stub.decrypt(timed(request, deadline));
-        Ok(answered(&self.link, deadline, asking).await?.into_inner().plaintext)
+    ) -> Result<Secret, CallFailure> {
+        let asking = self.stub.decrypt(timed(sealed.clone().request(uid), deadline));
+        let answer = answered(&self.link, deadline, asking).await?.into_inner();
+        Ok(Secret::received(answer.plaintext))
     }
 }
 
@@ -128,20 +115,20 @@ async fn answered<T>(
     link: &Link,
     deadline: Instant,
     asking: impl Future<Output = Result<Response<T>, Status>>,
-) -> Result<Response<T>, Failure> {
+) -> Result<Response<T>, CallFailure> {
     let began = Instant::now();
     let failure = match tokio::time::timeout_at(deadline, asking).await {
         Ok(Ok(answer)) => return Ok(answer),
         Ok(Err(status)) => refused(link, &status, began, deadline),
         Err(_) => {
             let text = format!("{} did not answer in time", link.address());
-            Failure::Unanswered(
+            CallFailure::Unanswered(
                 Error::new(Kind::Timeout, text)
                     .with_hint("see whether the provider hangs: it takes connections"),
             )
         }
     };
-    if let Failure::Unanswered(error) = &failure {
+    if let CallFailure::Unanswered(error) = &failure {
         let slow = error.kind() == Kind::Timeout;
         if slow { &link.metrics.timed_out } else { &link.metrics.unconnected }.inc();
         if !slow || began.elapsed() >= HUNG {
@@ -152,7 +139,7 @@ async fn answered<T>(
 }
 
 /// A plugin's answer, or the end of its connection, as a failure of ours; the code is kept.
-fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> Failure {
+fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> CallFailure {
     // A connection that breaks under a request has the break as source; an answer has none.
     let broke = std::error::Error::source(status).is_some();
     let kind = match status.code() {
@@ -175,10 +162,10 @@ fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> F
     let proxied = matches!(link.address(), Address::Https { .. });
     let unreached = proxied && status.metadata().contains_key(UNREACHED);
     if broke || late || unreached {
-        return Failure::Unanswered(error);
+        return CallFailure::Unanswered(error);
     }
     link.metrics.plugin_error(status.code());
-    Failure::Answered(error)
+    CallFailure::Answered(error)
 }
 
 fn healthy(link: &Link, answer: &StatusResponse) -> Result<KeyId, Error> {

@@ -28,7 +28,7 @@ pub struct ShimConfig {
     /// Where kube-apiserver connects; the first is the main one.
     pub listeners: Vec<ListenerSpec>,
     /// The keys; exactly one writes.
-    pub keys: Vec<KeySpec>,
+    pub keys: Vec<RoutedKeySpec>,
     /// Where the admin endpoints are served to callers who show a certificate.
     pub admin_tls: Option<AdminTls>,
     /// How the write key is probed, and how long its loss is borne.
@@ -74,7 +74,7 @@ pub enum Role {
 
 /// One key.
 #[derive(Clone, Debug)]
-pub struct KeySpec {
+pub struct RoutedKeySpec {
     /// Its number, never reused.
     pub id: KeyNumber,
     /// What it is for.
@@ -196,7 +196,7 @@ impl UpstreamSpec {
     }
 }
 
-impl KeySpec {
+impl RoutedKeySpec {
     /// How often it is probed, given the interval that was set. Our own providers answer Status
     /// from memory; what they say of the write key must arrive within four seconds, jitter
     /// included.
@@ -232,17 +232,17 @@ impl Configuration for ShimConfig {
 
 impl ShimConfig {
     /// How a key is probed.
-    pub fn probing(&self, key: &KeySpec) -> ProbeOptions {
+    pub fn probing(&self, key: &RoutedKeySpec) -> ProbeOptions {
         ProbeOptions { interval: key.interval(self.probe_interval), ..self.probe }
     }
 
     /// The key that writes; there is one, as checked.
-    pub fn writer(&self) -> Option<&KeySpec> {
+    pub fn writer(&self) -> Option<&RoutedKeySpec> {
         self.keys.iter().find(|key| key.role == Role::Write)
     }
 
     /// The keys by number.
-    pub fn by_id(&self) -> BTreeMap<KeyNumber, &KeySpec> {
+    pub fn by_id(&self) -> BTreeMap<KeyNumber, &RoutedKeySpec> {
         self.keys.iter().map(|key| (key.id, key)).collect()
     }
 }

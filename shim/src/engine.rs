@@ -10,20 +10,20 @@ use sidekey_core::config::KeyNumber;
 use sidekey_core::kms::KmsService;
 use sidekey_core::server::{Stopper, bind, serve_kms, stopper};
 use sidekey_core::{Call, Endpoint, Error, Kind, Listener, Watcher};
-use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
-use crate::config::{self, Address, KeySpec, Mode, Role, ShimConfig, UpstreamSpec};
-use crate::key::{Inherited, Key, LOAD_PATIENCE};
+use crate::config::{self, Address, Mode, Role, RoutedKeySpec, ShimConfig, UpstreamSpec};
+use crate::key::{Inherited, LOAD_PATIENCE, RoutedKey};
 use crate::lastgood::LastGood;
 use crate::link::{Link, Tls};
 use crate::memory::Memory;
-use crate::metrics::Metrics;
+use crate::metrics::ShimMetrics;
 use crate::router::Router;
-use crate::state::Shared;
-use crate::table::Table;
+use crate::state::ShimState;
+use crate::store::{Contents, Store};
+use crate::table::RoutingTable;
 use crate::tls::{Identity, TlsFiles};
 use crate::upstream::Upstream;
 
@@ -40,25 +40,24 @@ pub(crate) enum Proof {
 
 /// The running shim.
 pub(crate) struct Engine {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ShimState>,
     watcher: Arc<Watcher>,
     /// Whether a configuration is in use.
     started: bool,
     past_writers: BTreeSet<u64>,
     /// What keys had written or read before this process.
     memory: BTreeMap<KeyNumber, Memory>,
-    /// Told by keys that have written or read something worth keeping.
-    remembered: Arc<Notify>,
+    store: Arc<Store>,
     /// What was in use before this process: its keys bind the first configuration as well.
     before: Option<ShimConfig>,
     /// Where a copy of the last good configuration goes, if it can be written there.
     beside: Option<PathBuf>,
     config: ShimConfig,
-    listeners: BTreeMap<Endpoint, Running>,
+    listeners: BTreeMap<Endpoint, RunningListener>,
     identities: BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
 }
 
-struct Running {
+struct RunningListener {
     legacy: Arc<AtomicU64>,
     stopper: Stopper,
     server: JoinHandle<()>,
@@ -74,7 +73,7 @@ pub(crate) struct Kept {
 
 /// What is in use while a configuration is loaded, or was in use before this process.
 struct Previous<'a> {
-    keys: &'a BTreeMap<KeyNumber, (Role, Arc<Key>)>,
+    keys: &'a BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>,
     /// Whether keys that have not changed may be taken over.
     unchanged: bool,
     memory: &'a BTreeMap<KeyNumber, Memory>,
@@ -82,9 +81,9 @@ struct Previous<'a> {
 
 /// Keys of a configuration, and which of them are new.
 struct Built {
-    keys: BTreeMap<KeyNumber, (Role, Arc<Key>)>,
-    writer: Arc<Key>,
-    fresh: Vec<(Role, Arc<Key>)>,
+    keys: BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>,
+    writer: Arc<RoutedKey>,
+    fresh: Vec<(Role, Arc<RoutedKey>)>,
 }
 
 impl Engine {
@@ -95,24 +94,24 @@ impl Engine {
         watcher: Arc<Watcher>,
         Kept { stored, beside }: Kept,
     ) -> Result<Self, Error> {
-        let metrics: Arc<Metrics> = Arc::default();
+        let metrics: Arc<ShimMetrics> = Arc::default();
         let before = stored.as_ref().and_then(|stored| config::parse(&stored.document).ok());
         let stored = stored.unwrap_or_default();
         // With one endpoint behind one socket the number of the key means nothing.
         let routes = config.mode == Mode::Route;
         let memory = if routes { stored.memory() } else { BTreeMap::new() };
-        let remembered = Arc::default();
+        let store = Arc::default();
         let mut identities = BTreeMap::new();
         let nothing = Previous { keys: &BTreeMap::new(), unchanged: false, memory: &memory };
-        let built = build(&config, &nothing, &mut identities, &metrics, &watcher, &remembered)?;
-        let table = Table { mode: config.mode, writer: built.writer, keys: built.keys };
+        let built = build(&config, &nothing, &mut identities, &metrics, &watcher, &store)?;
+        let table = RoutingTable { mode: config.mode, writer: built.writer, keys: built.keys };
         Ok(Self {
-            shared: Arc::new(Shared::new(table, metrics, source)),
+            shared: Arc::new(ShimState::new(table, metrics, source)),
             watcher,
             started: false,
             past_writers: stored.past_writers,
             memory,
-            remembered,
+            store,
             before,
             beside,
             config,
@@ -135,8 +134,7 @@ impl Engine {
             memory: &self.memory,
         };
         let (metrics, watcher) = (&self.shared.metrics, &self.watcher);
-        let built =
-            build(&config, &previous, &mut self.identities, metrics, watcher, &self.remembered)?;
+        let built = build(&config, &previous, &mut self.identities, metrics, watcher, &self.store)?;
         prove(&built, config.probe.timeout, proof).await?;
         let bound = self.bind(&config).await?;
         // From here on nothing fails.
@@ -150,7 +148,9 @@ impl Engine {
             self.past_writers.insert(before.0);
             tracing::info!(from = %before, to = %writer.id, "writes go to another key now");
         }
-        self.shared.switch(Table { mode: config.mode, writer, keys });
+        // What is announced from now on must be known after a restart.
+        self.keep(&config, &keys).await;
+        self.shared.switch(RoutingTable { mode: config.mode, writer, keys });
         self.shared.set_cache(config.cache.map(Cache::new));
         self.start_probers(&config);
         self.listen(&config, bound);
@@ -158,14 +158,13 @@ impl Engine {
         self.started = true;
         // From now on the keys themselves know.
         self.memory.clear();
-        self.store().await;
         self.tell();
         Ok(())
     }
 
     /// Waits until a key has written or read something that is to be kept on disk.
     pub(crate) async fn remembered(&self) {
-        self.remembered.notified().await;
+        self.store.remembered.notified().await;
     }
 
     /// An identity for the admin endpoints, followed like those of the keys.
@@ -248,7 +247,7 @@ impl Engine {
             let (drain, clients) = (config.options.drain, self.shared.clients.clone());
             let serving = serve_kms(listener, service, stop, drain, clients, refusals);
             let server = tokio::spawn(serving);
-            self.listeners.insert(endpoint, Running { legacy, stopper, server });
+            self.listeners.insert(endpoint, RunningListener { legacy, stopper, server });
         }
         for spec in &config.listeners {
             if let Some(running) = self.listeners.get(&spec.endpoint) {
@@ -276,32 +275,23 @@ impl Engine {
             self.identities.values().map(|(identity, _)| identity.clone()).collect();
     }
 
-    /// Keeps the configuration in use on disk, with what its keys remember. Disks may be slow:
-    /// the thread that serves requests does not wait for them.
+    /// Keeps the configuration in use on disk, with what its keys remember.
     pub(crate) async fn store(&self) {
-        let table = self.shared.table();
-        let routed = table.keys.iter().filter(|_| table.mode == Mode::Route);
+        self.keep(&self.config, &self.shared.table().keys).await;
+    }
+
+    async fn keep(&self, config: &ShimConfig, keys: &BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>) {
+        let routed = keys.iter().filter(|_| config.mode == Mode::Route);
         let memory = routed.filter_map(|(id, (_, key))| Some((*id, key.memory()?)));
-        let document = self.config.document.clone();
-        let stored = LastGood::new(document, self.past_writers.clone(), &memory.collect());
-        let listener = self.config.listeners.first();
-        let path = listener.and_then(|spec| LastGood::path(&spec.endpoint));
-        let beside = self.beside.clone();
-        let storing = tokio::task::spawn_blocking(move || {
-            if let Some(path) = path
-                && let Err(error) = stored.store(&path)
-            {
-                tracing::warn!(file = %path.display(), %error, "the last good configuration cannot be kept on disk");
-            }
-            if let Some(path) = beside
-                && let Err(error) = stored.store(&path)
-            {
-                // Mounted Secrets are read-only.
-                tracing::debug!(file = %path.display(), %error, "no copy of the last good configuration");
-            }
-        });
-        // It fails only if it panics or the process ends.
-        let _ = storing.await;
+        let listener = config.listeners.first();
+        let contents = Contents {
+            document: config.document.clone(),
+            past_writers: self.past_writers.clone(),
+            memory: memory.collect(),
+            path: listener.and_then(|spec| LastGood::path(&spec.endpoint)),
+            beside: self.beside.clone(),
+        };
+        self.store.replace(contents).await;
     }
 }
 
@@ -311,14 +301,14 @@ fn build(
     config: &ShimConfig,
     previous: &Previous<'_>,
     identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
-    metrics: &Arc<Metrics>,
+    metrics: &Arc<ShimMetrics>,
     watcher: &Arc<Watcher>,
-    remembered: &Arc<Notify>,
+    store: &Arc<Store>,
 ) -> Result<Built, Error> {
     let mut keys = BTreeMap::new();
     let mut fresh = Vec::new();
     for spec in &config.keys {
-        let KeySpec { id, role, upstream } = spec;
+        let RoutedKeySpec { id, role, upstream } = spec;
         let key = match previous.keys.get(id) {
             Some((old_role, key)) if previous.unchanged && key.spec == *upstream => {
                 // A promoted key must prove that it can write.
@@ -340,8 +330,8 @@ fn build(
                 };
                 let endpoints = Upstream::new(links(upstream, identities, metrics, watcher)?);
                 let (spec, duty) = (upstream.clone(), (*role, config.probing(spec)));
-                let remembered = remembered.clone();
-                let key = Key::new(*id, spec, endpoints, config.mode, duty, inherited, remembered);
+                let store = store.clone();
+                let key = RoutedKey::new(*id, spec, endpoints, config.mode, duty, inherited, store);
                 fresh.push((*role, key.clone()));
                 key
             }
@@ -356,7 +346,7 @@ fn build(
 fn links(
     spec: &UpstreamSpec,
     identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
-    metrics: &Arc<Metrics>,
+    metrics: &Arc<ShimMetrics>,
     watcher: &Arc<Watcher>,
 ) -> Result<Vec<Arc<Link>>, Error> {
     let tls = match &spec.tls {
@@ -409,7 +399,7 @@ async fn prove(built: &Built, limit: Duration, proof: Proof) -> Result<(), Error
 
 /// A writer proves itself by Status, its canary or what it wrote before, and a round trip; a
 /// reader by its canary or what it read before, and without either by answering.
-async fn prove_key(role: Role, key: Arc<Key>, limit: Duration) -> Result<(), Error> {
+async fn prove_key(role: Role, key: Arc<RoutedKey>, limit: Duration) -> Result<(), Error> {
     let call = Call { uid: "shim-load", deadline: Instant::now() + limit };
     let proven = key.prove(role, &call, LOAD_PATIENCE);
     let result = tokio::time::timeout_at(call.deadline, proven).await;

@@ -11,16 +11,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use bytes::Bytes;
 use sidekey_core::config::{KeyNumber, LAST_BACKOFF, ProbeOptions};
 use sidekey_core::{Backoff, Call, Error, Health, KeyId, Kind, Sealed, Secret, jitter};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::call::{Client, Failure};
+use crate::call::{CallFailure, Client};
 use crate::config::{Mode, Role, UpstreamSpec};
-use crate::memory::Memory;
+use crate::memory::{Memory, Written};
+use crate::store::Store;
 use crate::upstream::Upstream;
 
 /// The first wait after a failed probe; it doubles up to [`LAST_BACKOFF`]. Both delay the return
@@ -32,7 +32,7 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 pub(crate) const LOAD_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A key as the router sees it.
-pub(crate) struct Key {
+pub(crate) struct RoutedKey {
     pub(crate) id: KeyNumber,
     pub(crate) spec: UpstreamSpec,
     pub(crate) upstream: Upstream,
@@ -42,6 +42,8 @@ pub(crate) struct Key {
     mode: Mode,
     duty: Mutex<(Role, ProbeOptions)>,
     announced: ArcSwapOption<Announced>,
+    /// Tells those who wait that another key_id is announced.
+    moved: Notify,
     /// Key_ids that were announced and left behind: none may come back.
     past: Mutex<HashSet<KeyId>>,
     /// The key_id that the key in whose place this one comes had announced.
@@ -49,12 +51,13 @@ pub(crate) struct Key {
     memory: Mutex<Option<Memory>>,
     /// Whether the next Decrypt that succeeds is worth remembering.
     attentive: AtomicBool,
-    /// Whether a Decrypt has succeeded that was worth remembering.
+    /// Whether a Decrypt has succeeded of what was not written by this process.
     has_read: AtomicBool,
+    /// What this process has written for callers, as long as that matters.
+    written: Arc<Written>,
     /// Whether a read key could not read what is remembered.
     doubted: AtomicBool,
-    /// Told when there is something new to be kept on disk.
-    remembered: Arc<Notify>,
+    store: Arc<Store>,
     /// A read key's key_id, as it was last reported.
     reported: Mutex<Option<KeyId>>,
     prober: Mutex<Option<AbortHandle>>,
@@ -73,9 +76,10 @@ pub(crate) struct Inherited {
     pub(crate) memory: Option<Memory>,
     pub(crate) announced: Option<KeyId>,
     pub(crate) past: HashSet<KeyId>,
+    pub(crate) written: Arc<Written>,
 }
 
-impl Key {
+impl RoutedKey {
     pub(crate) fn new(
         id: KeyNumber,
         spec: UpstreamSpec,
@@ -83,7 +87,7 @@ impl Key {
         mode: Mode,
         duty: (Role, ProbeOptions),
         inherited: Inherited,
-        remembered: Arc<Notify>,
+        store: Arc<Store>,
     ) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -94,13 +98,15 @@ impl Key {
             mode,
             duty: Mutex::new(duty),
             announced: ArcSwapOption::empty(),
+            moved: Notify::new(),
             past: Mutex::new(inherited.past),
             wanted: inherited.announced,
             attentive: AtomicBool::new(inherited.memory.is_none()),
             memory: Mutex::new(inherited.memory),
             has_read: AtomicBool::new(false),
+            written: inherited.written,
             doubted: AtomicBool::new(false),
-            remembered,
+            store,
             reported: Mutex::default(),
             prober: Mutex::default(),
         })
@@ -113,7 +119,7 @@ impl Key {
         let mut past = lock(&self.past).clone();
         // The one in use may be announced again.
         past.retain(|key_id| Some(key_id) != announced.as_ref());
-        Inherited { memory: self.memory(), announced, past }
+        Inherited { memory: self.memory(), announced, past, written: self.written.clone() }
     }
 
     /// What it has written or read, to be kept on disk.
@@ -156,13 +162,12 @@ impl Key {
     }
 
     /// Unwraps, on any endpoint.
-    pub(crate) async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Bytes, Error> {
+    pub(crate) async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
         let attempt =
             async |mut client: Client, limit| client.decrypt(sealed, call.uid, limit).await;
         let result = self.upstream.call(call.deadline, |_| true, attempt).await;
         match &result {
-            Ok(_) if self.attentive.load(Ordering::Relaxed) => self.note_read(sealed),
-            Ok(_) => self.has_read.store(true, Ordering::Relaxed),
+            Ok(_) => self.note_read(sealed),
             Err(failure) if failure.error().kind().concerns_health() => self.suspicion.notify_one(),
             _ => {}
         }
@@ -172,12 +177,28 @@ impl Key {
     /// Wraps under the announced key_id, and answers only what can be unwrapped again.
     pub(crate) async fn encrypt(
         &self,
-        plaintext: &Bytes,
+        plaintext: &Secret,
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
-        let announced = self.announced().ok_or_else(|| self.not_proven())?;
-        let result = self.wrap(&announced.inner, plaintext, call).await;
-        let mut sealed = result.inspect_err(|_| self.suspicion.notify_one())?;
+        let (announced, mut sealed) = loop {
+            let mut moved = std::pin::pin!(self.moved.notified());
+            moved.as_mut().enable();
+            let announced = self.announced().ok_or_else(|| self.not_proven())?;
+            match self.wrap(&announced.inner, plaintext, call).await {
+                Ok(sealed) => break (announced, sealed),
+                Err(failure) => {
+                    self.suspicion.notify_one();
+                    // Where all endpoints have left the announced version, the next one is as good.
+                    let left = !self.upstream.reports(&announced.inner);
+                    if !left || tokio::time::timeout_at(call.deadline, moved).await.is_err() {
+                        return Err(failure.into());
+                    }
+                }
+            }
+        };
+        if !self.has_read.load(Ordering::Relaxed) {
+            self.written.note(&sealed);
+        }
         sealed.key_id = announced.outer.clone();
         Ok(sealed)
     }
@@ -218,6 +239,10 @@ impl Key {
         *prober = Some(task.abort_handle());
     }
 
+    fn is_in_use(&self) -> bool {
+        lock(&self.prober).is_some()
+    }
+
     async fn probe(&self) -> bool {
         let (role, options) = *lock(&self.duty);
         let call = Call { uid: "shim-probe", deadline: Instant::now() + options.timeout };
@@ -235,14 +260,14 @@ impl Key {
 
     /// What one of our providers answers is passed on at once, because it has coasted already; a
     /// foreign plugin has no coast of its own, and neither has one that cannot be reached.
-    fn note_failure(&self, failure: &Failure) {
+    fn note_failure(&self, failure: &CallFailure) {
         self.upstream.set_down(true);
         if failure.error().is_lasting() && lock(&self.duty).0 == Role::Read {
             self.doubted.store(true, Ordering::Relaxed);
             self.attentive.store(true, Ordering::Relaxed);
         }
         let news = match failure {
-            Failure::Answered(error) if !self.spec.external || error.is_lasting() => {
+            CallFailure::Answered(error) if !self.spec.external || error.is_lasting() => {
                 self.health.failed_for_good(error)
             }
             failure => {
@@ -256,7 +281,16 @@ impl Key {
         }
     }
 
+    /// A Decrypt has succeeded. That this process reads what it has written itself proves nothing
+    /// of what was written before.
     fn note_read(&self, sealed: &Sealed) {
+        let own = !self.has_read.load(Ordering::Relaxed) && self.written.knows(sealed);
+        if !own {
+            self.has_read.store(true, Ordering::Relaxed);
+        }
+        if !self.attentive.load(Ordering::Relaxed) {
+            return;
+        }
         let reported = lock(&self.reported).clone();
         let mut memory = lock(&self.memory);
         let newer = reported.is_some_and(|reported| reported == sealed.key_id);
@@ -265,10 +299,9 @@ impl Key {
             return;
         }
         self.attentive.store(false, Ordering::Relaxed);
-        *memory = Some(Memory::read(sealed.clone()));
+        memory.insert(Memory::read(sealed.clone())).fresh = own;
         drop(memory);
-        self.remembered.notify_one();
-        self.has_read.store(true, Ordering::Relaxed);
+        self.store.remembered.notify_one();
         if lock(&self.duty).0 == Role::Read && !self.is_up() {
             self.note_proof(Duration::ZERO);
         }
@@ -279,9 +312,9 @@ impl Key {
     async fn wrap(
         &self,
         key_id: &KeyId,
-        plaintext: &Bytes,
+        plaintext: &Secret,
         call: &Call<'_>,
-    ) -> Result<Sealed, Failure> {
+    ) -> Result<Sealed, CallFailure> {
         let memory = self.plan(Role::Write).memory;
         let attempt = async |client: Client, limit| {
             self.wrap_on(client, key_id, memory.as_ref(), plaintext, call.uid, limit).await
@@ -295,14 +328,14 @@ impl Key {
         mut client: Client,
         key_id: &KeyId,
         memory: Option<&Memory>,
-        plaintext: &Bytes,
+        plaintext: &Secret,
         uid: &str,
         limit: Instant,
-    ) -> Result<Sealed, Failure> {
+    ) -> Result<Sealed, CallFailure> {
         let checked = client.check(self.id, memory, Some(key_id), None, limit).await;
         // One with another KEK is no endpoint of this key: ask the next.
         checked.map_err(|failure| match failure {
-            Failure::Answered(error) if error.is_lasting() => Failure::Unanswered(error),
+            CallFailure::Answered(error) if error.is_lasting() => CallFailure::Unanswered(error),
             failure => failure,
         })?;
         let sealed = client.encrypt(plaintext, uid, limit).await?;
@@ -312,13 +345,13 @@ impl Key {
                 format!("key {} wrapped with another key_id than the announced one", self.id);
             let error = Error::new(Kind::Unavailable, text)
                 .with_hint("a rotation is being taken over; the caller will ask again");
-            return Err(Failure::Unanswered(error));
+            return Err(CallFailure::Unanswered(error));
         }
         let back = client.decrypt(&sealed, uid, limit).await?;
-        if Secret::new(back.to_vec()) != Secret::new(plaintext.to_vec()) {
+        if back != *plaintext {
             let text = format!("key {} unwrapped something else than what it had wrapped", self.id);
             let error = Error::new(Kind::Bug, text);
-            return Err(Failure::Answered(
+            return Err(CallFailure::Answered(
                 error.with_hint("nothing was stored; look at the provider"),
             ));
         }
@@ -347,7 +380,7 @@ impl Key {
     }
 }
 
-impl Drop for Key {
+impl Drop for RoutedKey {
     fn drop(&mut self) {
         if let Ok(Some(prober)) = self.prober.get_mut().map(Option::take) {
             prober.abort();

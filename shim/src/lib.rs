@@ -24,7 +24,8 @@
 //!   Then Status is a gRPC error, so that kube-apiserver's write window closes.
 //!   A read key that is gone never changes Status.
 //! - **The KEK that wrote.** A key reads its canary, or what it wrote or read before, when its
-//!   endpoint, settings, key_id or connection are new; before that it is not written with.
+//!   endpoint, settings, key_id or connection are new; before that it is not written with. What it
+//!   writes under a new key_id is on disk before that key_id is announced.
 //! - **A host that is gone without a word** is found out by its kernel's silence, after a second:
 //!   the request goes on by another connection or endpoint, and a slow plugin is left in peace.
 //! - **A key that has been the write key and was replaced** may read for ever, but to write again it
@@ -47,7 +48,10 @@ mod probe;
 mod router;
 mod run;
 mod state;
+mod store;
 mod table;
+#[cfg(test)]
+mod tests;
 mod upstream;
 
 pub mod config;

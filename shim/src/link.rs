@@ -13,9 +13,9 @@ use tokio::net::TcpStream;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
-use crate::call::{Client, Failure};
+use crate::call::{CallFailure, Client};
 use crate::config::Address;
-use crate::metrics::Metrics;
+use crate::metrics::ShimMetrics;
 use crate::probe::Found;
 use crate::tls::{Identity, Server};
 
@@ -28,8 +28,8 @@ pub(crate) struct Link {
     /// The uids that may serve a unix socket.
     server_uids: Vec<u32>,
     tls: Option<Tls>,
-    pub(crate) metrics: Arc<Metrics>,
-    open: Mutex<Option<Open>>,
+    pub(crate) metrics: Arc<ShimMetrics>,
+    open: Mutex<Option<OpenLink>>,
     /// Connections so far: a new one may lead to a new process.
     made: AtomicU64,
     /// It could not be reached, or did not answer in its time, and no probe has succeeded since.
@@ -70,7 +70,7 @@ pub(crate) struct Checked {
     pub(crate) at: Instant,
 }
 
-struct Open {
+struct OpenLink {
     stub: KeyManagementServiceClient<Connection>,
     connection: Connection,
     number: u64,
@@ -83,7 +83,7 @@ impl Link {
         address: Address,
         server_uids: Vec<u32>,
         tls: Option<Tls>,
-        metrics: Arc<Metrics>,
+        metrics: Arc<ShimMetrics>,
     ) -> Arc<Self> {
         Arc::new(Self {
             address,
@@ -120,7 +120,7 @@ impl Link {
     }
 
     /// The open connection, or a new one.
-    pub(crate) async fn client(self: &Arc<Self>, deadline: Instant) -> Result<Client, Failure> {
+    pub(crate) async fn client(self: &Arc<Self>, deadline: Instant) -> Result<Client, CallFailure> {
         if let Ok(open) = self.open.try_lock()
             && let Some(client) = self.usable(open.as_ref())
         {
@@ -130,7 +130,7 @@ impl Link {
         Box::pin(self.reconnect(deadline)).await.map_err(|error| {
             self.metrics.unconnected.inc();
             self.set_failing(true);
-            Failure::Unanswered(error)
+            CallFailure::Unanswered(error)
         })
     }
 
@@ -140,7 +140,7 @@ impl Link {
     }
 
     /// What is open, unless its server would not be accepted now: our CA may have changed.
-    fn usable(self: &Arc<Self>, open: Option<&Open>) -> Option<Client> {
+    fn usable(self: &Arc<Self>, open: Option<&OpenLink>) -> Option<Client> {
         let open = open.filter(|open| {
             !open.connection.is_closed() && open.server.as_ref().is_none_or(Server::is_trusted)
         })?;
@@ -160,7 +160,7 @@ impl Link {
             }
             let (stub, connection, server) = self.connect().await?;
             let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
-            *open = Some(Open { stub: stub.clone(), connection, number, server });
+            *open = Some(OpenLink { stub: stub.clone(), connection, number, server });
             Ok(Client { link: self.clone(), number, stub })
         };
         tokio::time::timeout_at(limit, connecting).await.unwrap_or_else(|_| {

@@ -7,12 +7,16 @@
 //! A canary may outlive the version that wrapped it. What the key has written since it had read that
 //! very canary stands in for it then: whoever reads it has the same KEK.
 
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, PoisonError};
+
 use serde_json::Value;
 use sidekey_core::config::{KeyNumber, Problems};
-use sidekey_core::{Canary, Error, KeyId, Kind, Sealed, Secret, hex, sha256};
+use sidekey_core::{Canary, Error, KeyId, Kind, Sealed, hex, sha256};
 use tokio::time::Instant;
 
-use crate::call::{Client, Failure};
+use crate::call::{CallFailure, Client};
 
 /// Stands for the hash where there is none: the parser of canaries wants one.
 const NO_HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
@@ -30,6 +34,32 @@ pub(crate) struct Memory {
     vouched_by: Option<String>,
     /// What decides where this cannot be read.
     stand_in: Option<Box<Memory>>,
+}
+
+/// More than a kube-apiserver has a key write in its life; it does so when it starts or rotates.
+const MOST_WRITTEN: usize = 1024;
+
+/// What a process has written for its callers.
+#[derive(Default)]
+pub(crate) struct Written {
+    hasher: RandomState,
+    hashes: Mutex<HashSet<u64>>,
+}
+
+impl Written {
+    /// Notes what was just written.
+    pub(crate) fn note(&self, sealed: &Sealed) {
+        let mut hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        if hashes.len() < MOST_WRITTEN {
+            hashes.insert(self.hasher.hash_one(&sealed.ciphertext));
+        }
+    }
+
+    /// Whether it was, or may have been: once there is no more room, everything may.
+    pub(crate) fn knows(&self, sealed: &Sealed) -> bool {
+        let hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        hashes.len() == MOST_WRITTEN || hashes.contains(&self.hasher.hash_one(&sealed.ciphertext))
+    }
 }
 
 /// Under what name [`Memory::vouched_by`] is kept.
@@ -93,9 +123,9 @@ impl Memory {
         key: KeyNumber,
         client: &mut Client,
         deadline: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CallFailure> {
         match (self.check_itself(key, client, deadline).await, &self.stand_in) {
-            (Err(Failure::Answered(error)), Some(stand_in)) if error.is_lasting() => {
+            (Err(CallFailure::Answered(error)), Some(stand_in)) if error.is_lasting() => {
                 stand_in.check_itself(key, client, deadline).await?;
                 tracing::warn!(%key, error = error.report(),
                     "the canary cannot be read any more, but what the key has written since it was can: publish a new canary");
@@ -110,7 +140,7 @@ impl Memory {
         key: KeyNumber,
         client: &mut Client,
         deadline: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CallFailure> {
         let what = || format!("key {key} cannot read its canary");
         let another = || {
             Error::new(Kind::KeyState, what())
@@ -122,15 +152,15 @@ impl Memory {
                 Some(sha256) => {
                     let canary = Canary { sealed: self.sealed.clone(), sha256: sha256.clone() };
                     canary
-                        .verify(&Secret::new(plaintext.to_vec()))
-                        .map_err(|error| Failure::Answered(another().with_source(error)))
+                        .verify(&plaintext)
+                        .map_err(|error| CallFailure::Answered(another().with_source(error)))
                 }
                 None => Ok(()),
             },
-            Err(Failure::Answered(error))
+            Err(CallFailure::Answered(error))
                 if matches!(error.kind(), Kind::KeyState | Kind::Corrupt | Kind::Invalid) =>
             {
-                Err(Failure::Answered(another().with_source(error)))
+                Err(CallFailure::Answered(another().with_source(error)))
             }
             Err(failure) => {
                 Err(failure.map(|error| Error::new(error.kind(), what()).with_source(error)))
@@ -155,7 +185,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use bytes::Bytes;
-    use sidekey_core::KeyId;
+    use sidekey_core::{KeyId, Secret};
 
     use super::*;
 

@@ -8,7 +8,7 @@ use sidekey_core::kms::Requests;
 use sidekey_core::metrics::{Counter, Gauge, Labelled, MetricRegistry, ReloadCounter, seconds};
 
 /// Every metric of the shim.
-pub(crate) struct Metrics {
+pub(crate) struct ShimMetrics {
     pub(crate) registry: MetricRegistry,
     pub(crate) requests: Arc<Requests>,
     pub(crate) shared: Counter,
@@ -36,7 +36,7 @@ pub(crate) struct KeyGauges {
     pub(crate) coasting: Option<SystemTime>,
 }
 
-impl Default for Metrics {
+impl Default for ShimMetrics {
     fn default() -> Self {
         let mut registry = MetricRegistry::default();
         let new = &mut registry;
@@ -87,7 +87,7 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl ShimMetrics {
     pub(crate) fn plugin_error(&self, code: tonic::Code) {
         self.plugin_errors.with([("code", code_name(code).into())]).inc();
     }

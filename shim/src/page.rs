@@ -3,7 +3,7 @@
 //! What it shows comes from configuration files and from plugins. All of it is escaped, and the
 //! browser is told to run and to fetch nothing, should that ever fail.
 
-use crate::state::{KeyStatus, ShimStatus};
+use crate::state::{RoutedKeyStatus, ShimStatus};
 
 const HEAD: &str = "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
 <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\
@@ -103,7 +103,7 @@ fn configuration(status: &ShimStatus) -> String {
 }
 
 /// The key that writes first.
-fn keys(keys: &[KeyStatus]) -> String {
+fn keys(keys: &[RoutedKeyStatus]) -> String {
     let (writers, readers): (Vec<_>, Vec<_>) = keys.iter().partition(|key| key.role == "write");
     let rows: String = writers.into_iter().chain(readers).map(row).collect();
     format!(
@@ -111,7 +111,7 @@ fn keys(keys: &[KeyStatus]) -> String {
     )
 }
 
-fn row(key: &KeyStatus) -> String {
+fn row(key: &RoutedKeyStatus) -> String {
     let error = match &key.last_error {
         Some(error) => format!("{}<small>{}</small>", escape(&error.error), moment(&error.at)),
         None => "<span class=\"soft\">none</span>".into(),

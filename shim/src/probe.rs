@@ -8,7 +8,7 @@ use sidekey_core::{Error, KeyId, Kind};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::call::{Client, Failure, Report};
+use crate::call::{CallFailure, Client, Report};
 use crate::config::Role;
 use crate::link::{Checked, Link};
 use crate::memory::Memory;
@@ -39,7 +39,7 @@ pub(crate) enum Found {
     /// is nothing that it could be asked to read.
     Fair(bool, Arc<Error>),
     /// It is of no use now.
-    Failed(Arc<Failure>),
+    Failed(Arc<CallFailure>),
 }
 
 impl Link {
@@ -63,12 +63,12 @@ impl Link {
         told
     }
 
-    async fn probe_once(self: &Arc<Self>, plan: &Plan) -> Result<Found, Failure> {
+    async fn probe_once(self: &Arc<Self>, plan: &Plan) -> Result<Found, CallFailure> {
         // A little less than whoever waits for it has, so that the reason arrives.
         let deadline = Instant::now() + plan.timeout.mul_f32(0.99);
         let mut client = self.client(deadline).await?;
         let status = client.status(deadline).await;
-        if let Err(Failure::Unanswered(error)) = &status
+        if let Err(CallFailure::Unanswered(error)) = &status
             && error.kind() == Kind::Timeout
         {
             // Whoever holds this connection open does not answer: make a new one next time.
@@ -80,20 +80,20 @@ impl Link {
                 let again = plan.external.then_some(EXTERNAL_CHECK);
                 let checked =
                     client.check(plan.key, plan.memory.as_ref(), reported, again, deadline).await;
-                checked.map_err(Failure::of_data_call)?;
+                checked.map_err(CallFailure::of_data_call)?;
                 Ok(self.good(&client, report, plan.external))
             }
-            Err(Failure::Answered(error)) if plan.role == Role::Read => {
+            Err(CallFailure::Answered(error)) if plan.role == Role::Read => {
                 let again = Some(READER_CHECK);
                 client.check(plan.key, plan.memory.as_ref(), None, again, deadline).await?;
                 Ok(Found::Fair(plan.memory.is_some(), Arc::new(error)))
             }
             // A process that has not been well on this connection may have just been started: it
             // has not coasted, and waits for its own first proof.
-            Err(Failure::Answered(error))
+            Err(CallFailure::Answered(error))
                 if error.kind().is_transient() && self.known().good != client.number =>
             {
-                Err(Failure::Unanswered(error))
+                Err(CallFailure::Unanswered(error))
             }
             Err(failure) => Err(failure),
         }
@@ -121,7 +121,7 @@ impl Client {
         key_id: Option<&KeyId>,
         again: Option<Duration>,
         deadline: Instant,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CallFailure> {
         let done = self.link.known().checked.as_ref().is_some_and(|checked| {
             checked.number == self.number
                 && (checked.read || memory.is_none())

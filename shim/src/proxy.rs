@@ -34,7 +34,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use crate::tls::Identity;
 pub use command::run;
 pub use config::{Access, Clients, Config};
-use metrics::Metrics;
+use metrics::ProxyMetrics;
 use plugin::Plugin;
 
 /// What every connection and the admin endpoints share.
@@ -47,7 +47,7 @@ struct Shared {
     plugin: ArcSwap<Plugin>,
     drain: ArcSwap<Duration>,
     connected: sidekey_core::Clients,
-    metrics: Metrics,
+    metrics: ProxyMetrics,
     config: ConfigState,
     rejections_logged: RateLimit,
 }
@@ -84,7 +84,7 @@ impl Proxy {
         }
         let follower = identity.as_ref().map(|identity| tokio::spawn(identity.follow(watcher)));
         let follower = follower.map(|follower| follower.abort_handle());
-        let metrics = Metrics::new(identity.is_some());
+        let metrics = ProxyMetrics::new(identity.is_some());
         let shared = Arc::new(Shared {
             started: SystemTime::now(),
             address,

@@ -3,18 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
 use sidekey_core::config::KeyNumber;
 use sidekey_core::kms::{Kms, RequestError, StatusReport};
 use sidekey_core::{Call, Error, Kind, Sealed, Secret};
 use tokio::time::Instant;
 
 use crate::cache;
-use crate::state::Shared;
+use crate::state::ShimState;
 
 /// The keys, as they are seen on one listener.
 pub(crate) struct Router {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ShimState>,
     /// The key of what was written without the shim; 0 for none. A reload may change it.
     pub(crate) legacy: Arc<AtomicU64>,
 }
@@ -24,11 +23,11 @@ impl Kms for Router {
         Ok(StatusReport::healthy(&self.shared.announced()?, None))
     }
 
-    async fn encrypt(&self, plaintext: Bytes, call: &Call<'_>) -> Result<Sealed, RequestError> {
+    async fn encrypt(&self, plaintext: Secret, call: &Call<'_>) -> Result<Sealed, RequestError> {
         Ok(self.shared.table().writer.encrypt(&plaintext, call).await?)
     }
 
-    async fn decrypt(&self, sealed: Sealed, call: &Call<'_>) -> Result<Bytes, RequestError> {
+    async fn decrypt(&self, sealed: Sealed, call: &Call<'_>) -> Result<Secret, RequestError> {
         let legacy = match self.legacy.load(Ordering::SeqCst) {
             0 => None,
             id => Some(KeyNumber(id)),
@@ -36,18 +35,18 @@ impl Kms for Router {
         let route = self.shared.table().route(sealed.key_id, legacy)?;
         let sealed = Sealed { key_id: route.key_id, ..sealed };
         // Two keys may know the same key_id: what is shared is a key's, not the shim's.
-        let request = Arc::new(cache::Request { key: route.key.id, sealed });
+        let request = Arc::new(cache::CacheKey { key: route.key.id, sealed });
         if let Some(secret) = self.shared.cached(&request) {
-            return Ok(Bytes::copy_from_slice(secret.expose()));
+            return Ok(secret);
         }
-        let start = |request: Arc<cache::Request>| {
+        let start = |request: Arc<cache::CacheKey>| {
             let (key, uid, deadline) = (route.key.clone(), call.uid.to_owned(), call.deadline);
             async move {
                 let call = Call { uid: &uid, deadline };
                 key.decrypt(&request.sealed, &call).await.map_err(Arc::new)
             }
         };
-        let short = |answer: &Result<Bytes, Arc<Error>>| matches!(answer, Err(error) if error.kind() == Kind::Timeout);
+        let short = |answer: &Result<Secret, Arc<Error>>| matches!(answer, Err(error) if error.kind() == Kind::Timeout);
         let landed = self.shared.flights.join_until(call.deadline, &request, start, short).await;
         let landed =
             landed.ok_or_else(|| Error::new(Kind::Timeout, "the key did not answer in time"))?;
@@ -55,7 +54,7 @@ impl Kms for Router {
             self.shared.metrics.shared.inc();
         }
         let plaintext = landed.answer?;
-        self.shared.keep(&request, || Secret::new(plaintext.to_vec()));
+        self.shared.keep(&request, &plaintext);
         Ok(plaintext)
     }
 }

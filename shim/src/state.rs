@@ -4,27 +4,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use bytes::Bytes;
 use serde::Serialize;
 use sidekey_core::app::{ConfigState, ConfigStatus};
 use sidekey_core::{Clients, Error, Flights, KeyId, Kind, Secret, Source, Trouble, time};
 
-use crate::cache::{Cache, Request};
+use crate::cache::{Cache, CacheKey};
 use crate::config::{Mode, Role};
-use crate::key::Key;
-use crate::metrics::{KeyGauges, Metrics};
-use crate::table::Table;
+use crate::key::RoutedKey;
+use crate::metrics::{KeyGauges, ShimMetrics};
+use crate::table::RoutingTable;
 use crate::tls::Identity;
 
 /// The loaded configuration and everything about it.
-pub(crate) struct Shared {
-    table: ArcSwap<Table>,
+pub(crate) struct ShimState {
+    table: ArcSwap<RoutingTable>,
     cache: ArcSwapOption<Cache>,
     pub(crate) config: ConfigState,
     pub(crate) listeners: Mutex<Vec<String>>,
     pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
-    pub(crate) flights: Flights<Request, Result<Bytes, Arc<Error>>>,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) flights: Flights<CacheKey, Result<Secret, Arc<Error>>>,
+    pub(crate) metrics: Arc<ShimMetrics>,
     pub(crate) clients: Clients,
     started: SystemTime,
 }
@@ -51,12 +50,12 @@ pub(crate) struct ShimStatus {
     pub(crate) write_key: String,
     pub(crate) key_id: Option<String>,
     pub(crate) key_id_hash: Option<String>,
-    pub(crate) keys: Vec<KeyStatus>,
+    pub(crate) keys: Vec<RoutedKeyStatus>,
 }
 
 /// One key.
 #[derive(Debug, Serialize)]
-pub(crate) struct KeyStatus {
+pub(crate) struct RoutedKeyStatus {
     pub(crate) id: String,
     pub(crate) role: &'static str,
     pub(crate) fingerprint: String,
@@ -72,17 +71,17 @@ pub(crate) struct KeyStatus {
     pub(crate) coasting_since: Option<String>,
     pub(crate) key_id_hash: Option<String>,
     pub(crate) last_success: Option<String>,
-    pub(crate) last_error: Option<ErrorStatus>,
+    pub(crate) last_error: Option<ProbeErrorStatus>,
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct ErrorStatus {
+pub(crate) struct ProbeErrorStatus {
     pub(crate) at: String,
     pub(crate) error: String,
 }
 
-impl Shared {
-    pub(crate) fn new(table: Table, metrics: Arc<Metrics>, source: String) -> Self {
+impl ShimState {
+    pub(crate) fn new(table: RoutingTable, metrics: Arc<ShimMetrics>, source: String) -> Self {
         Self {
             table: ArcSwap::from_pointee(table),
             cache: ArcSwapOption::empty(),
@@ -97,12 +96,12 @@ impl Shared {
     }
 
     /// The table of this instant.
-    pub(crate) fn table(&self) -> Arc<Table> {
+    pub(crate) fn table(&self) -> Arc<RoutingTable> {
         self.table.load_full()
     }
 
     /// From here on everybody sees the new table.
-    pub(crate) fn switch(&self, table: Table) {
+    pub(crate) fn switch(&self, table: RoutingTable) {
         self.table.store(Arc::new(table));
     }
 
@@ -110,13 +109,13 @@ impl Shared {
         self.cache.store(cache.map(Arc::new));
     }
 
-    pub(crate) fn cached(&self, request: &Request) -> Option<Secret> {
+    pub(crate) fn cached(&self, request: &CacheKey) -> Option<Secret> {
         self.cache.load().as_ref()?.find(request)
     }
 
-    pub(crate) fn keep(&self, request: &Arc<Request>, secret: impl FnOnce() -> Secret) {
+    pub(crate) fn keep(&self, request: &Arc<CacheKey>, secret: &Secret) {
         if let Some(cache) = &*self.cache.load() {
-            cache.keep(request.clone(), secret());
+            cache.keep(request.clone(), secret.clone());
         }
     }
 
@@ -153,16 +152,17 @@ impl Shared {
             write_key: table.writer.id.to_string(),
             key_id: key_id.map(ToString::to_string),
             key_id_hash: key_id.map(KeyId::hash),
-            keys: table.keys.values().map(|(role, key)| KeyStatus::of(*role, key)).collect(),
+            keys: table.keys.values().map(|(role, key)| RoutedKeyStatus::of(*role, key)).collect(),
         }
     }
 }
 
-impl KeyStatus {
-    fn of(role: Role, key: &Key) -> Self {
+impl RoutedKeyStatus {
+    fn of(role: Role, key: &RoutedKey) -> Self {
         let snapshot = key.health.snapshot();
         let healthy = key.is_up();
-        let error = |trouble: Trouble| ErrorStatus { at: time(trouble.at), error: trouble.text };
+        let error =
+            |trouble: Trouble| ProbeErrorStatus { at: time(trouble.at), error: trouble.text };
         Self {
             id: key.id.to_string(),
             role: role.label(),
@@ -186,7 +186,7 @@ impl KeyStatus {
     }
 }
 
-impl Source for Shared {
+impl Source for ShimState {
     /// A dead read key never makes the shim unready; a write key that was never proven does.
     fn pending(&self) -> Vec<String> {
         let unproven = self.table().writer.announced().is_none();

@@ -7,22 +7,22 @@ use sidekey_core::config::KeyNumber;
 use sidekey_core::{Error, KeyId, Kind, split_shim_prefix};
 
 use crate::config::{Mode, Role};
-use crate::key::Key;
+use crate::key::RoutedKey;
 
 /// What is loaded.
-pub(crate) struct Table {
+pub(crate) struct RoutingTable {
     pub(crate) mode: Mode,
-    pub(crate) writer: Arc<Key>,
-    pub(crate) keys: BTreeMap<KeyNumber, (Role, Arc<Key>)>,
+    pub(crate) writer: Arc<RoutedKey>,
+    pub(crate) keys: BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>,
 }
 
 /// Where a ciphertext belongs, and under which key_id its provider knows it.
 pub(crate) struct Route {
-    pub(crate) key: Arc<Key>,
+    pub(crate) key: Arc<RoutedKey>,
     pub(crate) key_id: KeyId,
 }
 
-impl Table {
+impl RoutingTable {
     /// Finds the key that wrote. `legacy` is the key of what was written without the shim, on the
     /// listener that was asked. Nothing is ever tried: a key_id names its key, or it is refused.
     pub(crate) fn route(&self, whole: KeyId, legacy: Option<KeyNumber>) -> Result<Route, Error> {
@@ -65,16 +65,16 @@ mod tests {
 
     use std::time::Duration;
 
+    use proptest::prelude::*;
+    use sidekey_core::NO_FINGERPRINT;
     use sidekey_core::config::ProbeOptions;
 
     use super::*;
-    use sidekey_core::NO_FINGERPRINT;
-
     use crate::config::UpstreamSpec;
     use crate::key::Inherited;
     use crate::upstream::Upstream;
 
-    fn key(id: u64, fingerprint: &str) -> Arc<Key> {
+    fn key(id: u64, fingerprint: &str) -> Arc<RoutedKey> {
         let second = Duration::from_secs(1);
         let options = ProbeOptions { interval: second, timeout: second, coast: second };
         let spec = UpstreamSpec {
@@ -87,11 +87,11 @@ mod tests {
         };
         let (duty, none) = ((Role::Read, options), Inherited::default());
         let upstream = Upstream::new(Vec::new());
-        Key::new(KeyNumber(id), spec, upstream, Mode::Route, duty, none, Arc::default())
+        RoutedKey::new(KeyNumber(id), spec, upstream, Mode::Route, duty, none, Arc::default())
     }
 
     /// Key 2 writes, key 1 reads, key 3 has no fingerprint.
-    fn table() -> Table {
+    fn table() -> RoutingTable {
         let writer = key(2, "bbbbbbbb");
         let keys = [
             (Role::Read, key(1, "aaaaaaaa")),
@@ -99,7 +99,7 @@ mod tests {
             (Role::Read, key(3, NO_FINGERPRINT)),
         ];
         let keys = keys.into_iter().map(|(role, key)| (key.id, (role, key))).collect();
-        Table { mode: Mode::Route, writer, keys }
+        RoutingTable { mode: Mode::Route, writer, keys }
     }
 
     fn routed(key_id: &str, legacy: Option<u64>) -> Result<(u64, String), String> {
@@ -139,9 +139,36 @@ mod tests {
         assert!(routed("vault-7", Some(8)).is_err());
     }
 
+    proptest! {
+        #[test]
+        fn any_key_id_goes_to_the_key_that_it_names_or_is_refused(
+            scheme in prop_oneof![4 => Just("sidekey/"), 1 => Just(""), 1 => Just("sidekey")],
+            number in prop_oneof![4 => "[0-4]", 1 => "0?[0-9]{1,21}", 1 => "\\PC{0,3}"],
+            fingerprint in prop_oneof![4 => "aaaaaaaa|bbbbbbbb|00000000", 1 => "[0-9a-fA-F]{0,70}"],
+            rest in "/?\\PC{0,30}", legacy in prop::option::of(0u64..5),
+        ) {
+            let text = format!("{scheme}{number}-{fingerprint}{rest}");
+            let Ok(whole) = KeyId::new(&text) else { return Ok(()) };
+            match table().route(whole, legacy.map(KeyNumber)) {
+                Ok(route) => {
+                    let (id, spec) = (route.key.id, &route.key.spec);
+                    let own = format!("sidekey/{id}-{fingerprint}/{}", route.key_id);
+                    // It is this key's by its name, or it names none and is the legacy key's.
+                    let named = text == own && spec.matches(&fingerprint);
+                    let nameless = route.key_id.as_str() == text && legacy == Some(id.0);
+                    prop_assert!(named || nameless, "{text:?} went to key {id}");
+                }
+                Err(error) => {
+                    prop_assert!(matches!(error.kind(), Kind::KeyState | Kind::Invalid));
+                    prop_assert!(error.report().len() < 1024, "{}", error.report());
+                }
+            }
+        }
+    }
+
     #[test]
     fn in_forward_mode_key_ids_pass_untouched() {
-        let table = Table { mode: Mode::Forward, ..table() };
+        let table = RoutingTable { mode: Mode::Forward, ..table() };
         let route = table.route(KeyId::new("sidekey/9-ffff/x").unwrap(), None).ok();
         assert_eq!(route.map(|r| r.key_id.to_string()).as_deref(), Some("sidekey/9-ffff/x"));
     }

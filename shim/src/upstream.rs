@@ -9,7 +9,7 @@ use sidekey_core::{Backoff, Error, KeyId, Kind};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::call::{Client, Failure};
+use crate::call::{CallFailure, Client};
 use crate::link::Link;
 use crate::probe::{Found, Plan};
 
@@ -34,7 +34,7 @@ pub(crate) struct Round {
     pub(crate) good: Vec<KeyId>,
     /// Whether a read key reads though its Status is this error.
     pub(crate) fair: Option<(bool, Arc<Error>)>,
-    failures: Vec<Arc<Failure>>,
+    failures: Vec<Arc<CallFailure>>,
 }
 
 impl Upstream {
@@ -58,6 +58,11 @@ impl Upstream {
         self.links.iter().any(|link| link.known().has_read)
     }
 
+    /// Whether any endpoint said that it writes under this key_id.
+    pub(crate) fn reports(&self, key_id: &KeyId) -> bool {
+        self.links.iter().any(|link| link.reports(key_id))
+    }
+
     /// The age of the newest proof among the endpoints that write under `key_id`.
     pub(crate) fn proof_age(&self, key_id: &KeyId) -> Duration {
         let writing = self.links.iter().filter(|link| link.reports(key_id));
@@ -73,7 +78,7 @@ impl Upstream {
         plan: &Plan,
         wanted: Option<&KeyId>,
         patience: Duration,
-    ) -> Result<Round, Failure> {
+    ) -> Result<Round, CallFailure> {
         let mut waiting = JoinSet::new();
         for (index, link) in self.links.iter().enumerate() {
             let mut told = link.probe(plan);
@@ -105,9 +110,9 @@ impl Upstream {
         deadline: Instant,
         usable: impl Fn(&Link) -> bool,
         attempt: impl Fn(Client, Instant) -> F,
-    ) -> Result<T, Failure>
+    ) -> Result<T, CallFailure>
     where
-        F: Future<Output = Result<T, Failure>>,
+        F: Future<Output = Result<T, CallFailure>>,
     {
         let restarts = self.since().is_none_or(|since| since.elapsed() < RESTART);
         let mut backoff = RECONNECT;
@@ -133,7 +138,7 @@ impl Upstream {
                     Err(failure) => Err(failure),
                 };
                 match answer {
-                    Err(Failure::Unanswered(error)) => failures.push(error),
+                    Err(CallFailure::Unanswered(error)) => failures.push(error),
                     answer => return answer,
                 }
             }
@@ -177,17 +182,17 @@ impl Round {
 
     /// One that is good outweighs all failures, but another KEK if that is asked for; and what
     /// was answered outweighs that others could not be reached.
-    fn result(self, spoiled_by_another_kek: bool) -> Result<Self, Failure> {
+    fn result(self, spoiled_by_another_kek: bool) -> Result<Self, CallFailure> {
         let answered = self.failures.iter().filter_map(|failure| match &**failure {
-            Failure::Answered(error) => Some(error),
-            Failure::Unanswered(_) => None,
+            CallFailure::Answered(error) => Some(error),
+            CallFailure::Unanswered(_) => None,
         });
         let worst = answered.max_by_key(|error| error.is_lasting());
         let served = !self.good.is_empty() || self.fair.is_some();
         match worst {
             Some(error) if !served || (spoiled_by_another_kek && error.is_lasting()) => {
                 let copy = Error::new(error.kind(), error.report());
-                Err(Failure::Answered(if error.is_lasting() { copy.lasting() } else { copy }))
+                Err(CallFailure::Answered(if error.is_lasting() { copy.lasting() } else { copy }))
             }
             _ if served => Ok(self),
             _ => {
@@ -202,7 +207,7 @@ impl Round {
 }
 
 /// One failure of several endpoints.
-fn joined(mut failures: Vec<Error>) -> Failure {
+fn joined(mut failures: Vec<Error>) -> CallFailure {
     let error = match failures.len() {
         0 => Error::new(Kind::Timeout, "no endpoint of the key answered in time"),
         1 => failures.remove(0),
@@ -213,5 +218,5 @@ fn joined(mut failures: Vec<Error>) -> Failure {
             Error::new(kind, texts.join("; "))
         }
     };
-    Failure::Unanswered(error)
+    CallFailure::Unanswered(error)
 }

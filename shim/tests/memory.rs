@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::Value;
-use sidekey_core::proto::v2::{EncryptRequest, EncryptResponse};
+use sidekey_core::proto::v2::{EncryptRequest, EncryptResponse, StatusRequest};
 use sidekey_core::{Canary, Endpoint, KeyId, Sealed, Secret, client};
 use support::eventually;
 use support::plugin::{Manners, Plugin};
@@ -83,6 +83,56 @@ async fn a_read_key_whose_endpoint_leads_to_another_kek_is_refused() {
     assert_eq!(shim.decrypt(&old).await.unwrap(), b"old");
     assert_eq!(shim.key(1).await.unwrap()["canary_unread"], false);
     stays_refused(&mut shim, &document(directory, 2, &keys(&wrong)), &old).await;
+}
+
+#[tokio::test]
+async fn a_key_is_on_trust_until_it_has_read_what_was_not_written_by_the_same_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let right = plugin(directory, "right", 1).await;
+    // As another replica has written it, or this one before.
+    let mut client = client::connect(&Endpoint::Path(right.path.clone())).await.unwrap();
+    let request = EncryptRequest { plaintext: b"old".to_vec().into(), uid: "test".into() };
+    let mut older = client.encrypt(request).await.unwrap().into_inner();
+
+    let shim = Shim::start(directory, &document(directory, 1, &[key(1, "write", &[&right])])).await;
+    older.key_id = shim.is_ready().await;
+    let own = shim.encrypt(b"new").await.unwrap();
+    assert_eq!(shim.decrypt(&own).await.unwrap(), b"new");
+    assert_eq!(shim.key(1).await.unwrap()["canary_unread"], true);
+    // Neither does it when the key has changed, or another one writes.
+    let moved = plugin(directory, "moved", 1).await;
+    shim.load(&document(directory, 2, &[key(1, "write", &[&moved])])).await;
+    assert_eq!(shim.decrypt(&own).await.unwrap(), b"new");
+    assert_eq!(shim.key(1).await.unwrap()["canary_unread"], true);
+    let other = plugin(directory, "other", 2).await;
+    let keys = [key(2, "write", &[&other]), key(1, "read", &[&moved])];
+    shim.load(&document(directory, 3, &keys)).await;
+    assert_eq!(shim.decrypt(&own).await.unwrap(), b"new");
+    assert_eq!(shim.key(1).await.unwrap()["canary_unread"], true);
+
+    assert_eq!(shim.decrypt(&older).await.unwrap(), b"old");
+    assert_eq!(shim.key(1).await.unwrap()["canary_unread"], false);
+}
+
+#[tokio::test]
+async fn a_shim_that_is_killed_the_moment_a_version_has_moved_needs_no_new_canary() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let right = plugin(directory, "right", 1).await;
+    let mut writes = key(1, "write", &[&right]);
+    writes["canary"] = canary(&right).await;
+    let good = document(directory, 1, std::slice::from_ref(&writes));
+    let mut shim = Shim::start(directory, &good).await;
+    shim.is_ready().await;
+    right.manners.moves_to("test/2");
+    let mut client = shim.client().await;
+    while !client.status(StatusRequest {}).await.unwrap().into_inner().key_id.ends_with("/2") {
+        tokio::task::yield_now().await;
+    }
+    *right.manners.retired.lock().unwrap() = Some("test/1".to_owned());
+    shim.restart(&good).await;
+    assert!(shim.is_ready().await.ends_with("test/2"));
 }
 
 #[tokio::test]

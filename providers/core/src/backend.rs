@@ -2,70 +2,53 @@
 
 use std::any::Any;
 use std::collections::BTreeSet;
-use std::future::Future;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::SystemTime;
+
+use tonic::async_trait;
 
 use crate::files::Files;
 use crate::{Call, Error, KeyId, Provider, Sealed, Secret};
 
-/// A boxed answer.
-pub(crate) struct Answer<'a, T>(Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>);
-
 /// A client of any provider.
+#[async_trait]
 pub(crate) trait Backend: Send + Sync {
-    fn key_id(&self) -> Answer<'_, KeyId>;
-    fn encrypt<'a>(
-        &'a self,
-        key_id: &'a KeyId,
-        plaintext: &'a [u8],
-        call: &'a Call<'a>,
-    ) -> Answer<'a, Sealed>;
-    fn encrypt_current<'a>(
-        &'a self,
-        known: &'a KeyId,
-        plaintext: &'a [u8],
-        call: &'a Call<'a>,
-    ) -> Answer<'a, Sealed>;
-    fn decrypt<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, Secret>;
-    fn verify<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, (Secret, KeyId)>;
-    fn close(&self) -> Answer<'_, ()>;
+    async fn key_id(&self) -> Result<KeyId, Error>;
+    async fn encrypt(&self, id: &KeyId, text: &[u8], call: &Call<'_>) -> Result<Sealed, Error>;
+    async fn encrypt_current(
+        &self,
+        known: &KeyId,
+        plaintext: &[u8],
+        call: &Call<'_>,
+    ) -> Result<Sealed, Error>;
+    async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error>;
+    async fn verify(&self, sealed: &Sealed, call: &Call<'_>) -> Result<(Secret, KeyId), Error>;
+    async fn close(&self);
     fn expiry(&self) -> Option<SystemTime>;
     fn note(&self) -> Option<String>;
     fn as_any(&self) -> &dyn Any;
 }
 
 /// Makes clients of one configured key.
+#[async_trait]
 pub(crate) trait Connector: Send + Sync {
     /// The files that a client is made of.
     fn files(&self) -> &BTreeSet<PathBuf>;
     /// Those, and what their content names.
     fn all_files(&self, files: &Files) -> BTreeSet<PathBuf>;
     /// Makes a client.
-    fn connect<'a>(
-        &'a self,
-        files: &'a Files,
-        previous: Option<&'a dyn Backend>,
-    ) -> Answer<'a, Arc<dyn Backend>>;
+    async fn connect(
+        &self,
+        files: &Files,
+        previous: Option<&dyn Backend>,
+    ) -> Result<Arc<dyn Backend>, Error>;
 }
 
 /// The connector of a provider.
 pub(crate) struct Typed<P: Provider> {
     config: P::Config,
     files: BTreeSet<PathBuf>,
-}
-
-impl<T> Future for Answer<'_, T> {
-    type Output = Result<T, Error>;
-
-    fn poll(
-        mut self: Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Self::Output> {
-        self.0.as_mut().poll(cx)
-    }
 }
 
 impl<P: Provider> Typed<P> {
@@ -75,6 +58,7 @@ impl<P: Provider> Typed<P> {
     }
 }
 
+#[async_trait]
 impl<P: Provider> Connector for Typed<P> {
     fn files(&self) -> &BTreeSet<PathBuf> {
         &self.files
@@ -85,55 +69,45 @@ impl<P: Provider> Connector for Typed<P> {
         self.files.iter().cloned().chain(named).collect()
     }
 
-    fn connect<'a>(
-        &'a self,
-        files: &'a Files,
-        previous: Option<&'a dyn Backend>,
-    ) -> Answer<'a, Arc<dyn Backend>> {
-        Answer(Box::pin(async move {
-            let previous = previous.and_then(|backend| backend.as_any().downcast_ref::<P>());
-            let client = P::connect(&self.config, files, previous).await?;
-            Ok(Arc::new(client) as Arc<dyn Backend>)
-        }))
+    async fn connect(
+        &self,
+        files: &Files,
+        previous: Option<&dyn Backend>,
+    ) -> Result<Arc<dyn Backend>, Error> {
+        let previous = previous.and_then(|backend| backend.as_any().downcast_ref::<P>());
+        Ok(Arc::new(P::connect(&self.config, files, previous).await?))
     }
 }
 
+#[async_trait]
 impl<P: Provider> Backend for P {
-    fn key_id(&self) -> Answer<'_, KeyId> {
-        Answer(Box::pin(Provider::key_id(self)))
+    async fn key_id(&self) -> Result<KeyId, Error> {
+        Provider::key_id(self).await
     }
 
-    fn encrypt<'a>(
-        &'a self,
-        key_id: &'a KeyId,
-        plaintext: &'a [u8],
-        call: &'a Call<'a>,
-    ) -> Answer<'a, Sealed> {
-        Answer(Box::pin(Provider::encrypt(self, key_id, plaintext, call)))
+    async fn encrypt(&self, id: &KeyId, text: &[u8], call: &Call<'_>) -> Result<Sealed, Error> {
+        Provider::encrypt(self, id, text, call).await
     }
 
-    fn encrypt_current<'a>(
-        &'a self,
-        known: &'a KeyId,
-        plaintext: &'a [u8],
-        call: &'a Call<'a>,
-    ) -> Answer<'a, Sealed> {
-        Answer(Box::pin(Provider::encrypt_current(self, known, plaintext, call)))
+    async fn encrypt_current(
+        &self,
+        known: &KeyId,
+        plaintext: &[u8],
+        call: &Call<'_>,
+    ) -> Result<Sealed, Error> {
+        Provider::encrypt_current(self, known, plaintext, call).await
     }
 
-    fn decrypt<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, Secret> {
-        Answer(Box::pin(Provider::decrypt(self, sealed, call)))
+    async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
+        Provider::decrypt(self, sealed, call).await
     }
 
-    fn verify<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, (Secret, KeyId)> {
-        Answer(Box::pin(Provider::verify(self, sealed, call)))
+    async fn verify(&self, sealed: &Sealed, call: &Call<'_>) -> Result<(Secret, KeyId), Error> {
+        Provider::verify(self, sealed, call).await
     }
 
-    fn close(&self) -> Answer<'_, ()> {
-        Answer(Box::pin(async {
-            Provider::close(self).await;
-            Ok(())
-        }))
+    async fn close(&self) {
+        Provider::close(self).await;
     }
 
     fn expiry(&self) -> Option<SystemTime> {

@@ -25,7 +25,7 @@ pub struct Canary {
 /// The written form.
 #[derive(Clone, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Raw {
+struct RawCanary {
     key_id: Option<String>,
     ciphertext: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -41,7 +41,7 @@ impl Canary {
 
     /// Reads the written form, with every mistake in it.
     pub fn parse(value: &Value, problems: &mut Problems) -> Option<Self> {
-        let raw: Raw = read(value, problems)?;
+        let raw: RawCanary = read(value, problems)?;
         let key_id = problems.require("keyId", &raw.key_id).and_then(|text| {
             let (_, inner) = crate::key_id::split_shim_prefix(text);
             KeyId::new(inner).map_err(|error| problems.add("keyId", &error.report())).ok()
@@ -68,7 +68,7 @@ impl Canary {
 
     /// The written form, for a configuration file.
     pub fn document(&self) -> Value {
-        let raw = Raw {
+        let raw = RawCanary {
             key_id: Some(self.sealed.key_id.to_string()),
             ciphertext: Some(STANDARD.encode(&self.sealed.ciphertext)),
             annotations: self

@@ -3,6 +3,12 @@
 //! It sends the authority `localhost`, as kube-apiserver 1.32 and later do. One
 //! client is one connection: it never reconnects and never retries, so that the
 //! caller sees every fault.
+//!
+//! Against tonic's own `Channel` a Decrypt takes 20 % less CPU time (both sides together, 155 µs
+//! against 194) and 24 % fewer system calls (7.1 against 9.3) with one request in flight, and 18 %
+//! less CPU time (54 µs against 66) and 25 % fewer system calls with 64. CPU time: medians of ten
+//! alternations in one run, on a busy machine, with libraries built at opt-level 1; system calls:
+//! counted by strace over 6,000 requests.
 
 use std::error::Error;
 use std::future::Future;
@@ -41,7 +47,7 @@ pub struct Connection {
 
 /// The body of an answer: its message and its trailers.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ResponseBody {
     stream: RecvStream,
     rest: Rest,
 }
@@ -147,7 +153,7 @@ impl Connection {
 }
 
 impl tower_service::Service<Request<Body>> for Connection {
-    type Response = Response<Answer>;
+    type Response = Response<ResponseBody>;
     type Error = Box<dyn Error + Send + Sync>;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
@@ -165,7 +171,7 @@ impl Connection {
     async fn exchange(
         self,
         request: Request<Body>,
-    ) -> Result<Response<Answer>, Box<dyn Error + Send + Sync>> {
+    ) -> Result<Response<ResponseBody>, Box<dyn Error + Send + Sync>> {
         let (head, body) = request.into_parts();
         // One message, which lies in memory.
         let message = body.collect().await?.to_bytes();
@@ -179,7 +185,7 @@ impl Connection {
             requests.send_request(Request::from_parts(head, ()), false).map_err(cause)?;
         sending.send_data(message, true).map_err(cause)?;
         let answer = answer.await.map_err(cause)?;
-        Ok(answer.map(|stream| Answer { stream, rest: Rest::Data }))
+        Ok(answer.map(|stream| ResponseBody { stream, rest: Rest::Data }))
     }
 }
 
@@ -191,7 +197,7 @@ fn cause(error: h2::Error) -> Box<dyn Error + Send + Sync> {
     }
 }
 
-impl hyper::body::Body for Answer {
+impl hyper::body::Body for ResponseBody {
     type Data = Bytes;
     type Error = Box<dyn Error + Send + Sync>;
 

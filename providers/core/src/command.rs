@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::canary::Canary;
 use crate::config::{self, LogFormat, Problems, mistakes, overlay, parse_duration, read_file};
 use crate::proto::v2::{EncryptRequest, StatusRequest};
-use crate::{Endpoint, Error, KeyId, Kind, Provider, Sealed, Secret, client};
+use crate::{Endpoint, Error, KeyId, Kind, Provider, Secret, client};
 
 mod rotate;
 mod trial;
@@ -351,17 +351,9 @@ async fn probe(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answ
 
 async fn canary(socket: &Endpoint) -> Result<Answer, Error> {
     let plaintext = Secret::random(32)?;
-    let request = EncryptRequest {
-        plaintext: bytes::Bytes::copy_from_slice(plaintext.expose()),
-        uid: "canary".into(),
-    };
+    let request = EncryptRequest { plaintext: plaintext.to_bytes(), uid: "canary".into() };
     let sealed = connect(socket).await?.encrypt(request).await.map_err(refused)?.into_inner();
-    let sealed = Sealed {
-        key_id: KeyId::new(&sealed.key_id)?,
-        ciphertext: sealed.ciphertext,
-        annotations: sealed.annotations,
-    };
-    let json = Canary::new(sealed, &plaintext).document();
+    let json = Canary::new(sealed.try_into()?, &plaintext).document();
     // JSON is YAML: it can be pasted as it is.
     Ok(Answer { text: format!("canary: {json}"), json })
 }

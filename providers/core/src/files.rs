@@ -49,14 +49,14 @@ struct Inner {
 pub struct Digest([u8; 32]);
 
 /// What a look at a set of files found, good or bad, with the digest of just that.
-struct State {
+struct ReadState {
     digest: Digest,
     result: Result<Files, Error>,
 }
 
 /// Why one file cannot be used.
 #[derive(Debug)]
-enum Problem {
+enum ReadProblem {
     Missing,
     Denied,
     Empty,
@@ -77,7 +77,7 @@ struct Place {
 impl Files {
     /// Reads all `paths`; the error names every file that cannot be used, and why.
     pub fn read<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<Self, Error> {
-        State::of(paths).result
+        ReadState::of(paths).result
     }
 
     /// The content of one of the files.
@@ -107,7 +107,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-impl State {
+impl ReadState {
     /// Looks at the files once, good or bad.
     fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Self {
         let paths: Vec<&Path> = paths.into_iter().collect();
@@ -117,7 +117,7 @@ impl State {
     /// Reads again as long as any path leads elsewhere, or to something altered,
     /// after the reading than before it: kubelet swaps the directory of all files
     /// at once, and a half of each set would be neither the old nor the new one.
-    fn with(paths: &[&Path], mut read: impl FnMut(&Path) -> Result<Secret, Problem>) -> Self {
+    fn with(paths: &[&Path], mut read: impl FnMut(&Path) -> Result<Secret, ReadProblem>) -> Self {
         let places = || paths.iter().map(|path| Place::of(path)).collect::<Vec<_>>();
         let mut before = places();
         let mut attempt = 1;
@@ -131,7 +131,7 @@ impl State {
                 for (found, _) in
                     found.iter_mut().zip(before.iter().zip(&after)).filter(|(_, (b, a))| b != a)
                 {
-                    *found = Err(Problem::Moving);
+                    *found = Err(ReadProblem::Moving);
                 }
                 return Self::from_found(paths, found);
             }
@@ -140,7 +140,7 @@ impl State {
         }
     }
 
-    fn from_found(paths: &[&Path], found: Vec<Result<Secret, Problem>>) -> Self {
+    fn from_found(paths: &[&Path], found: Vec<Result<Secret, ReadProblem>>) -> Self {
         let mut contents = BTreeMap::new();
         let mut problems = BTreeMap::new();
         for (path, found) in paths.iter().zip(found) {
@@ -178,10 +178,10 @@ fn absorb(hash: &mut Context, tag: u8, path: &Path, content: &[u8]) {
 }
 
 /// One error for all problems: an operator wants to mend everything in one go.
-fn explain(problems: BTreeMap<PathBuf, Problem>) -> Error {
+fn explain(problems: BTreeMap<PathBuf, ReadProblem>) -> Error {
     let list: Vec<_> = problems.iter().map(|(path, why)| format!("{path:?} {why}")).collect();
     let mut hints: Vec<String> = Vec::new();
-    for hint in problems.values().map(Problem::hint) {
+    for hint in problems.values().map(ReadProblem::hint) {
         if !hints.contains(&hint) {
             hints.push(hint);
         }
@@ -208,7 +208,7 @@ impl Place {
     }
 }
 
-fn read_file(path: &Path) -> Result<Secret, Problem> {
+fn read_file(path: &Path) -> Result<Secret, ReadProblem> {
     // Looked at before it is opened, because opening a device may have effects,
     // and again when open, because it may have been replaced in between.
     regular(&std::fs::metadata(path)?)?;
@@ -219,18 +219,18 @@ fn read_file(path: &Path) -> Result<Secret, Problem> {
     regular(&meta)?;
     let bytes = read_bounded(file, meta.len())?;
     if bytes.trim_ascii().is_empty() {
-        return Err(Problem::Empty);
+        return Err(ReadProblem::Empty);
     }
     Ok(Secret::new(bytes))
 }
 
-fn regular(meta: &Metadata) -> Result<(), Problem> {
+fn regular(meta: &Metadata) -> Result<(), ReadProblem> {
     if meta.is_dir() {
-        Err(Problem::Directory)
+        Err(ReadProblem::Directory)
     } else if !meta.is_file() {
-        Err(Problem::NotRegular)
+        Err(ReadProblem::NotRegular)
     } else if meta.len() > MAX_SIZE {
-        Err(Problem::TooLarge)
+        Err(ReadProblem::TooLarge)
     } else {
         Ok(())
     }
@@ -238,7 +238,7 @@ fn regular(meta: &Metadata) -> Result<(), Problem> {
 
 /// Like `read_to_end`, but leaves no copy behind when the buffer must grow; the
 /// size is a hint alone, because some file systems say 0.
-fn read_bounded(mut file: File, size: u64) -> Result<Vec<u8>, Problem> {
+fn read_bounded(mut file: File, size: u64) -> Result<Vec<u8>, ReadProblem> {
     let room = usize::try_from(size.min(MAX_SIZE)).unwrap_or(0) + 1;
     let mut buffer = Zeroizing::new(vec![0; room]);
     let mut len = 0;
@@ -250,7 +250,7 @@ fn read_bounded(mut file: File, size: u64) -> Result<Vec<u8>, Problem> {
             Err(error) => return Err(error.into()),
         }
         if len as u64 > MAX_SIZE {
-            return Err(Problem::TooLarge);
+            return Err(ReadProblem::TooLarge);
         }
         if len == buffer.len() {
             let mut larger = Zeroizing::new(vec![0; len * 2 + 4096]);
@@ -262,7 +262,7 @@ fn read_bounded(mut file: File, size: u64) -> Result<Vec<u8>, Problem> {
     Ok(std::mem::take(&mut *buffer))
 }
 
-impl Problem {
+impl ReadProblem {
     fn hint(&self) -> String {
         match self {
             Self::Missing => "check the path and the mount".to_owned(),
@@ -280,7 +280,7 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ReadProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing => f.write_str("does not exist"),
@@ -295,7 +295,7 @@ impl fmt::Display for Problem {
     }
 }
 
-impl From<io::Error> for Problem {
+impl From<io::Error> for ReadProblem {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound => Self::Missing,

@@ -6,16 +6,15 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::{BuildHasher, Hash, RandomState};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use futures_util::future::{FutureExt, Shared, WeakShared};
+use futures_util::future::{BoxFuture, FutureExt, Shared, WeakShared};
 use tokio::time::{Instant, timeout_at};
 
 /// The requests under way; equal ones share one answer.
 pub struct Flights<K, T> {
-    table: Arc<Table<K, T>>,
+    table: Arc<FlightTable<K, T>>,
     hasher: RandomState,
 }
 
@@ -28,20 +27,17 @@ pub struct Landed<T> {
     pub shared: bool,
 }
 
-struct Table<K, T>(Mutex<HashMap<u64, Entry<K, T>>>);
+struct FlightTable<K, T>(Mutex<HashMap<u64, Entry<K, T>>>);
 
 struct Entry<K, T> {
     request: Arc<K>,
-    flight: WeakShared<Flight<T>>,
+    flight: WeakShared<BoxFuture<'static, T>>,
 }
-
-/// A request on its way.
-struct Flight<T>(Pin<Box<dyn Future<Output = T> + Send>>);
 
 /// Takes a flight off the table when it lands or when nobody waits for it any more.
 struct Leave<K, T> {
     hash: u64,
-    table: Arc<Table<K, T>>,
+    table: Arc<FlightTable<K, T>>,
 }
 
 impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Flights<K, T> {
@@ -62,11 +58,11 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Fli
             return Landed { answer, shared: false };
         }
         let leave = Leave { hash, table: self.table.clone() };
-        let flight = Flight(Box::pin(async move {
+        let leaving = async move {
             let _leave = leave;
             flight.await
-        }));
-        let flight = flight.shared();
+        };
+        let flight = leaving.boxed().shared();
         if let Some(weak) = flight.downgrade() {
             let entry = Entry { request: request.clone(), flight: weak };
             self.table.lock().insert(hash, entry);
@@ -96,14 +92,14 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Fli
         }
     }
 
-    fn find(&self, hash: u64, request: &K) -> Option<Shared<Flight<T>>> {
+    fn find(&self, hash: u64, request: &K) -> Option<Shared<BoxFuture<'static, T>>> {
         let table = self.table.lock();
         let entry = table.get(&hash)?;
         (*entry.request == *request).then(|| entry.flight.upgrade())?
     }
 }
 
-impl<K, T> Table<K, T> {
+impl<K, T> FlightTable<K, T> {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Entry<K, T>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,15 +107,7 @@ impl<K, T> Table<K, T> {
 
 impl<K, T> Default for Flights<K, T> {
     fn default() -> Self {
-        Self { table: Arc::new(Table(Mutex::default())), hasher: RandomState::new() }
-    }
-}
-
-impl<T> Future for Flight<T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<T> {
-        self.0.as_mut().poll(cx)
+        Self { table: Arc::new(FlightTable(Mutex::default())), hasher: RandomState::new() }
     }
 }
 
@@ -141,19 +129,19 @@ mod tests {
         Arc::new(text.to_owned())
     }
 
-    struct Backend {
+    struct CountingBackend {
         calls: AtomicUsize,
         gate: Notify,
     }
 
-    async fn decrypt(backend: Arc<Backend>) -> bool {
+    async fn decrypt(backend: Arc<CountingBackend>) -> bool {
         backend.calls.fetch_add(1, Ordering::SeqCst);
         backend.gate.notified().await;
         true
     }
 
-    fn setup() -> (Arc<Flights<String, bool>>, Arc<Backend>) {
-        let backend = Backend { calls: AtomicUsize::new(0), gate: Notify::new() };
+    fn setup() -> (Arc<Flights<String, bool>>, Arc<CountingBackend>) {
+        let backend = CountingBackend { calls: AtomicUsize::new(0), gate: Notify::new() };
         (Arc::default(), Arc::new(backend))
     }
 
@@ -179,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn a_caller_that_goes_away_does_not_take_the_others_along() {
         let (flights, backend) = setup();
-        let start = |flights: Arc<Flights<String, bool>>, backend: Arc<Backend>| async move {
+        let start = |flights: Arc<Flights<String, bool>>, backend: Arc<CountingBackend>| async move {
             flights.join(&sealed("a"), move |_| decrypt(backend)).await.answer
         };
         let leader = tokio::spawn(start(flights.clone(), backend.clone()));

@@ -22,7 +22,7 @@ use crate::canary::Canary;
 use crate::config::{KeyRole, KeySpec, LAST_BACKOFF, ProbeOptions};
 use crate::files::{Files, Subscription, Watcher};
 use crate::health::Trouble;
-use crate::key::{Active, Key, Request};
+use crate::key::{Active, KeeperRequest, Key};
 use crate::proof::within;
 use crate::{Backoff, Call, Error, KeyId, jitter};
 
@@ -43,7 +43,7 @@ pub(crate) struct Keeper {
     spec: KeySpec,
     options: ProbeOptions,
     subscription: Subscription,
-    requests: mpsc::Receiver<Request>,
+    requests: mpsc::Receiver<KeeperRequest>,
     orders: mpsc::UnboundedReceiver<Reconfigure>,
     /// The files that the client in use was made of.
     loaded: Option<Files>,
@@ -83,7 +83,7 @@ enum Wake {
     Due,
     Suspicion,
     Files(Result<Files, Error>),
-    Request(Request),
+    Request(KeeperRequest),
     Order(Reconfigure),
     End,
 }
@@ -94,7 +94,7 @@ impl Keeper {
         spec: KeySpec,
         options: ProbeOptions,
         watcher: &Watcher,
-        requests: mpsc::Receiver<Request>,
+        requests: mpsc::Receiver<KeeperRequest>,
         orders: mpsc::UnboundedReceiver<Reconfigure>,
     ) -> Self {
         let subscription = watcher.subscribe(spec.connector.files().clone());
@@ -147,7 +147,7 @@ impl Keeper {
                     }
                     Err(error) => self.unreadable(&error),
                 },
-                Wake::Request(Request::Reread(done)) => {
+                Wake::Request(KeeperRequest::Reread(done)) => {
                     if self.reread().await.is_err() {
                         due = due.min(Instant::now() + FIRST_BACKOFF);
                     }
@@ -155,8 +155,8 @@ impl Keeper {
                     let _ = done.send(());
                 }
                 // Whoever has gone away meanwhile needs no answer.
-                Wake::Request(Request::Encrypts(done)) if done.is_closed() => {}
-                Wake::Request(Request::Encrypts(done)) => {
+                Wake::Request(KeeperRequest::Encrypts(done)) if done.is_closed() => {}
+                Wake::Request(KeeperRequest::Encrypts(done)) => {
                     let result = self.encrypts_on_request().await;
                     due = due.min(Instant::now() + jitter(self.times().interval));
                     let _ = done.send(result);

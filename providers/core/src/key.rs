@@ -15,8 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
-pub(crate) use ask::Request;
-use bytes::Bytes;
+pub(crate) use ask::KeeperRequest;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
@@ -55,7 +54,7 @@ pub(crate) struct Key {
     retries: RetryBudget,
     /// Why changed files or settings are not in use, if they are not.
     refusal: Mutex<Option<Trouble>>,
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<KeeperRequest>,
 }
 
 /// The client in use and what it has proven: one pointer, so that they change together.
@@ -70,7 +69,7 @@ pub(crate) struct Active {
 /// The answer to a Decrypt, who gave it, and in how many attempts.
 #[derive(Clone)]
 struct Decrypted {
-    answer: Result<Arc<Secret>, Arc<Error>>,
+    answer: Result<Secret, Arc<Error>>,
     by: Arc<Active>,
     attempts: u32,
     /// Whether it had no time for another attempt.
@@ -83,7 +82,7 @@ impl Key {
         endpoint: Endpoint,
         options: ProbeOptions,
         metrics: KeyMetrics,
-        requests: mpsc::Sender<Request>,
+        requests: mpsc::Sender<KeeperRequest>,
     ) -> Self {
         Self {
             id,
@@ -147,8 +146,7 @@ impl Key {
                 if let Ok(plaintext) = &result {
                     key.decrypted(&active, &sealed, plaintext);
                 }
-                let answer = result.map(Arc::new).map_err(Arc::new);
-                Decrypted { answer, by: active, attempts, out_of_time }
+                Decrypted { answer: result.map_err(Arc::new), by: active, attempts, out_of_time }
             }
         };
         let short = |decrypted: &Decrypted| decrypted.out_of_time;
@@ -320,11 +318,11 @@ impl Kms for Arc<Key> {
     }
 
     /// Encrypts under the announced key_id, and answers only what has been decrypted again.
-    async fn encrypt(&self, plaintext: Bytes, call: &Call<'_>) -> Result<Sealed, RequestError> {
+    async fn encrypt(&self, plaintext: Secret, call: &Call<'_>) -> Result<Sealed, RequestError> {
         let (active, announced) = self.encrypting(call.deadline).await?;
         let backend = &active.backend;
         let attempt = || {
-            let encrypting = backend.encrypt(&announced, &plaintext, call);
+            let encrypting = backend.encrypt(&announced, plaintext.expose(), call);
             encrypt_verified(&**backend, encrypting, &plaintext, call, Some(&self.metrics))
         };
         let work = async { self.retries.run(call.deadline, ATTEMPTS, attempt).await.result };
@@ -338,23 +336,22 @@ impl Kms for Arc<Key> {
     }
 
     /// Decrypts; equal calls at the same time share one answer.
-    async fn decrypt(&self, sealed: Sealed, call: &Call<'_>) -> Result<Bytes, RequestError> {
+    async fn decrypt(&self, sealed: Sealed, call: &Call<'_>) -> Result<Secret, RequestError> {
         let key_id = sealed.key_id.without_shim_prefix();
         let sealed = Arc::new(Sealed { key_id, ..sealed });
         let mut attempts = ATTEMPTS;
-        let secret = loop {
+        loop {
             let first = self.decrypt_once(&sealed, call, attempts).await?;
             attempts = attempts.saturating_sub(first.attempts);
             let stale = matches!(&first.answer, Err(error) if error.needs_reload());
             if !stale || attempts == 0 {
-                break first.answer?;
+                return Ok(first.answer?);
             }
             self.reread(call.deadline).await;
             // It may have been another call that brought the new client about.
             if self.active().is_none_or(|now| Arc::ptr_eq(&now, &first.by)) {
-                break first.answer?;
+                return Ok(first.answer?);
             }
-        };
-        Ok(Bytes::copy_from_slice(secret.expose()))
+        }
     }
 }

@@ -9,14 +9,13 @@ mod service;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use serde::Deserialize;
 use tokio::time::Instant;
 
 pub use service::{KmsService, Requests};
 
 use crate::proto::v2::StatusResponse;
-use crate::{Call, Error, KeyId, Sealed};
+use crate::{Call, Error, KeyId, Sealed, Secret};
 
 /// The metadata of a Status response in which a provider says how old its last proof is, in
 /// milliseconds.
@@ -60,7 +59,7 @@ pub trait Kms: Send + Sync + 'static {
     /// Wraps.
     fn encrypt(
         &self,
-        plaintext: Bytes,
+        plaintext: Secret,
         call: &Call<'_>,
     ) -> impl Future<Output = Result<Sealed, RequestError>> + Send;
 
@@ -69,7 +68,7 @@ pub trait Kms: Send + Sync + 'static {
         &self,
         sealed: Sealed,
         call: &Call<'_>,
-    ) -> impl Future<Output = Result<Bytes, RequestError>> + Send;
+    ) -> impl Future<Output = Result<Secret, RequestError>> + Send;
 }
 
 /// What Status answers.
@@ -111,6 +110,13 @@ impl StatusReport {
         let key_id = key_id.as_str().to_owned();
         let response = StatusResponse { version: VERSION.into(), healthz: "ok".into(), key_id };
         Self { response, proof_age }
+    }
+
+    /// What another plugin has answered.
+    pub fn passed_on(answer: tonic::Response<StatusResponse>) -> Self {
+        let age = answer.metadata().get(PROOF_AGE).and_then(|value| value.to_str().ok());
+        let proof_age = age.and_then(|text| text.parse().ok()).map(Duration::from_millis);
+        Self { response: answer.into_inner(), proof_age }
     }
 }
 

@@ -25,6 +25,23 @@
 //! process runs on one thread, because a sidecar that is multiplied by thousands must be small:
 //! providers must not block it. A second one waits for changes of files and does nothing else.
 //!
+//! # Plaintexts in memory
+//! A [`Secret`] is one buffer from the moment it is received or decrypted until it is answered;
+//! who needs it shares it, and it is wiped with its last holder. That includes the buffer that
+//! tonic read an Encrypt's plaintext, or a plugin's answer to a Decrypt, into. What is not ours
+//! cannot be wiped by us, and stays in freed or reused memory until something else is written
+//! there:
+//! - tonic and prost: the buffer that an answer or a request is encoded into;
+//! - h2: what was read from a connection before it is cut into frames, and its write buffer, into
+//!   which messages below 256 bytes are copied; both live and are reused as long as the connection;
+//! - rustls: the plaintext of records that were read or are to be written, on the proxy's leg and
+//!   towards a KMS; its own keys it wipes itself;
+//! - the kernel: the buffers of sockets;
+//! - what a provider's SDK or HTTP client copies, which the provider's own documentation says.
+//!
+//! What reads a process from outside finds less: it leaves no core dump, and where it runs as a uid
+//! of its own only root reads its memory.
+//!
 //! # The end
 //! A process that is told to end closes its sockets and lets open requests finish. Where its
 //! clients are told at the same moment and serve on (HyperShift's kube-apiserver, with the plugins

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use crate::proto::v2::{DecryptRequest, EncryptRequest};
-use crate::{Error, KeyId, Kind, Sealed};
+use crate::proto::v2::{DecryptRequest, EncryptResponse};
+use crate::{Error, KeyId, Kind, Sealed, Secret};
 
 /// Longest wrapped key, in bytes.
 pub const MAX_CIPHERTEXT: usize = 1024;
@@ -21,9 +21,9 @@ pub const MAX_ANNOTATIONS: usize = 32 * 1024;
 const MAX_UID: usize = 256;
 
 /// Checks an Encrypt request.
-pub(crate) fn check_encrypt(request: &EncryptRequest) -> Result<(), Error> {
-    check_uid(&request.uid)?;
-    match request.plaintext.len() {
+pub(crate) fn check_encrypt(uid: &str, plaintext: &Secret) -> Result<(), Error> {
+    check_uid(uid)?;
+    match plaintext.expose().len() {
         0 => Err(invalid("plaintext is empty")),
         len if len > MAX_PLAINTEXT => {
             Err(invalid(&format!("plaintext has {len} bytes, at most {MAX_PLAINTEXT} allowed")))
@@ -39,6 +39,27 @@ pub(crate) fn check_decrypt(uid: &str, request: DecryptRequest) -> Result<Sealed
     let sealed = Sealed { key_id: KeyId::new(&key_id)?, ciphertext, annotations };
     check_sealed(&sealed)?;
     Ok(sealed)
+}
+
+impl TryFrom<EncryptResponse> for Sealed {
+    type Error = Error;
+
+    /// What a plugin has answered, if it is within the limits.
+    fn try_from(answer: EncryptResponse) -> Result<Self, Error> {
+        let EncryptResponse { ciphertext, key_id, annotations } = answer;
+        let sealed = Self { key_id: KeyId::new(&key_id)?, ciphertext, annotations };
+        check_sealed(&sealed)?;
+        Ok(sealed)
+    }
+}
+
+impl Sealed {
+    /// Asks a plugin to decrypt it.
+    pub fn request(self, uid: &str) -> DecryptRequest {
+        let Self { key_id, ciphertext, annotations } = self;
+        let (key_id, uid) = (key_id.as_str().to_owned(), uid.to_owned());
+        DecryptRequest { ciphertext, uid, key_id, annotations }
+    }
 }
 
 /// Checks what is stored in etcd, on its way in or out.
@@ -136,8 +157,7 @@ mod tests {
             name in ".{0,80}",
         ) {
             let annotations = BTreeMap::from([(name, Bytes::from(ciphertext.clone()))]);
-            let plaintext = Bytes::from(ciphertext.clone());
-            let _ = check_encrypt(&EncryptRequest { plaintext, uid: uid.clone() });
+            let _ = check_encrypt(&uid, &Secret::new(ciphertext.clone()));
             let ciphertext = Bytes::from(ciphertext);
             let request = DecryptRequest { ciphertext, uid: uid.clone(), key_id, annotations };
             if let Err(error) = check_decrypt(&uid, request) {

@@ -15,7 +15,7 @@ use crate::supervisor::Supervisor;
 
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
-struct CommandTree<P: CommandLine> {
+struct ProviderCommandTree<P: CommandLine> {
     #[command(flatten)]
     process: ProviderFlags,
     #[command(flatten)]
@@ -42,7 +42,7 @@ struct ProviderProgram<P: CommandLine> {
 pub fn run<P: CommandLine>() -> ExitCode {
     no_core_dumps();
     let name = format!("sidekey-{}", P::NAME);
-    let command = CommandTree::<P>::command()
+    let command = ProviderCommandTree::<P>::command()
         .name(name.clone())
         .bin_name(name.clone())
         .about(P::ABOUT)
@@ -50,18 +50,20 @@ pub fn run<P: CommandLine>() -> ExitCode {
         .version(crate::VERSION);
     let tree = command
         .try_get_matches_from(arguments(std::env::args_os()))
-        .and_then(|matches| CommandTree::<P>::from_arg_matches(&matches));
+        .and_then(|matches| ProviderCommandTree::<P>::from_arg_matches(&matches));
     match tree {
         Err(error) if is_unable_to_rotate(&error) => usage(&format!(
             "{name} cannot ask its KMS for a new version of a key: rotate the key at the KMS itself, or give the control plane a new key"
         )),
         Err(error) => bad_usage(&error),
-        Ok(CommandTree { command: Some(Commands::Common(command)), .. }) => execute::<P>(command),
-        Ok(CommandTree { command: Some(Commands::Own(command)), .. }) => {
+        Ok(ProviderCommandTree { command: Some(Commands::Common(command)), .. }) => {
+            execute::<P>(command)
+        }
+        Ok(ProviderCommandTree { command: Some(Commands::Own(command)), .. }) => {
             let output = P::output(&command);
             print(P::execute(command), output)
         }
-        Ok(CommandTree { process, flags, command: None }) => {
+        Ok(ProviderCommandTree { process, flags, command: None }) => {
             let given = match (process.config.clone(), P::keys(&flags)) {
                 (_, Err(error)) => return print(Err(error), Output::Text),
                 (Some(_), Ok(Some(_))) => {
@@ -127,7 +129,7 @@ mod tests {
     fn a_provider_that_cannot_rotate_is_told_from_a_word_that_nobody_knows() {
         let refusal = |word: &str| {
             let line = ["x", word, "--config=y", "--key=1"];
-            CommandTree::<Scripted>::command().try_get_matches_from(line).unwrap_err()
+            ProviderCommandTree::<Scripted>::command().try_get_matches_from(line).unwrap_err()
         };
         assert!(is_unable_to_rotate(&refusal("rotate")));
         assert!(!is_unable_to_rotate(&refusal("rotated")));

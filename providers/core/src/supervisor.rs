@@ -14,7 +14,7 @@ use crate::files::Watcher;
 use crate::keeper::{Keeper, Reconfigure};
 use crate::key::Key;
 use crate::kms::{KmsService, Requests};
-use crate::metrics::{KeyMetrics, Metrics};
+use crate::metrics::{KeyMetrics, ProviderMetrics};
 use crate::server::{Stopper, bind, serve_kms, stopper};
 use crate::socket::{Listener, SocketOptions};
 use crate::status::{KeyStatus, ProcessStatus, time};
@@ -24,26 +24,26 @@ use crate::{Clients, Error, Kind};
 const CLOSE_TIME: Duration = Duration::from_secs(2);
 
 /// What the admin endpoints see.
-pub(crate) struct Shared {
+pub(crate) struct ProviderState {
     provider: &'static str,
     started: SystemTime,
     keys: RwLock<BTreeMap<KeyNumber, Arc<Key>>>,
     config: ConfigState,
     clients: Clients,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ProviderMetrics>,
 }
 
 /// Owns the running keys.
 pub(crate) struct Supervisor {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ProviderState>,
     watcher: Arc<Watcher>,
-    running: BTreeMap<KeyNumber, Running>,
+    running: BTreeMap<KeyNumber, RunningKey>,
     /// The paths of replaced plugins are served as long as this is kept.
     pub(crate) health: Option<Stopper>,
 }
 
 /// One key with its socket and its keeper; dropping it ends both.
-struct Running {
+struct RunningKey {
     key: Arc<Key>,
     kek: serde_json::Value,
     whole: serde_json::Value,
@@ -55,8 +55,8 @@ struct Running {
 
 impl Supervisor {
     pub(crate) fn new(provider: &'static str, source: String, watcher: Arc<Watcher>) -> Self {
-        let metrics = Metrics::new(provider);
-        let shared = Shared {
+        let metrics = ProviderMetrics::new(provider);
+        let shared = ProviderState {
             provider,
             started: SystemTime::now(),
             keys: RwLock::default(),
@@ -111,8 +111,9 @@ impl Supervisor {
 
     /// Callers of a socket must not meet another key on it from one call to the next.
     fn check_free(&self, spec: &KeySpec) -> Result<(), Error> {
-        let taken =
-            |running: &&Running| running.key.id != spec.id && running.key.endpoint == spec.endpoint;
+        let taken = |running: &&RunningKey| {
+            running.key.id != spec.id && running.key.endpoint == spec.endpoint
+        };
         let Some(other) = self.running.values().find(taken) else { return Ok(()) };
         let text =
             format!("{} of key {} is served for key {}", spec.endpoint, spec.id, other.key.id);
@@ -148,7 +149,7 @@ impl Supervisor {
         let keeper = Keeper::new(key.clone(), spec, probe, &self.watcher, requests, inbox);
         tokio::spawn(keeper.run());
         let options = (probe, socket.clone());
-        let running = Running { key, kek, whole, options, orders, stopper, server };
+        let running = RunningKey { key, kek, whole, options, orders, stopper, server };
         self.running.insert(id, running);
     }
 
@@ -208,7 +209,7 @@ impl App for Supervisor {
     /// Ends every key, letting open requests finish, and then its client.
     async fn end(self) {
         let keys: Vec<_> = self.running.values().map(|running| running.key.clone()).collect();
-        let servers: Vec<_> = self.running.into_values().map(Running::end).collect();
+        let servers: Vec<_> = self.running.into_values().map(RunningKey::end).collect();
         for server in servers {
             // An aborted or panicked server has nothing left to drain.
             let _ = server.await;
@@ -220,19 +221,19 @@ impl App for Supervisor {
     }
 }
 
-impl Shared {
+impl ProviderState {
     fn each(&self, f: impl Fn(&Key) -> Option<String>) -> Vec<String> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.values().filter_map(|key| f(key)).collect()
     }
 
-    fn publish(&self, running: &BTreeMap<KeyNumber, Running>) {
+    fn publish(&self, running: &BTreeMap<KeyNumber, RunningKey>) {
         let keys = running.iter().map(|(id, running)| (*id, running.key.clone())).collect();
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
     }
 }
 
-impl Source for Shared {
+impl Source for ProviderState {
     fn pending(&self) -> Vec<String> {
         let mut pending = self.each(|key| {
             let waiting = !key.health.was_proven();
@@ -271,7 +272,7 @@ impl Source for Shared {
     }
 }
 
-impl Running {
+impl RunningKey {
     /// Stops the socket and the keeper; the handle ends when open requests have.
     fn end(self) -> JoinHandle<()> {
         self.key.metrics.retire();

@@ -268,6 +268,16 @@ impl CommandLine for Scripted {
     }
 }
 
+/// What lies at an address of this process, whether it is in use or not.
+pub(crate) fn memory_at(address: *const u8, len: usize) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let mut bytes = vec![0; len];
+    let memory = std::fs::File::open("/proc/self/mem");
+    let read = memory.and_then(|file| file.read_exact_at(&mut bytes, address as u64));
+    assert!(read.is_ok(), "{read:?}");
+    bytes
+}
+
 fn mask(key_id: &KeyId) -> u8 {
     key_id.as_str().bytes().fold(0x5a, |mask, b| mask ^ b)
 }

@@ -12,8 +12,8 @@ use sidekey_core::config::{KeyNumber, Problems, ProcessOptions, parse_duration, 
 use sidekey_core::{Canary, NO_FINGERPRINT};
 
 use super::{
-    Address, AdminTls, CacheOptions, ClientTls, KeySpec, ListenerSpec, Mode, Role, ShimConfig,
-    UpstreamSpec,
+    Address, AdminTls, CacheOptions, ClientTls, ListenerSpec, Mode, Role, RoutedKeySpec,
+    ShimConfig, UpstreamSpec,
 };
 use crate::tls::TlsFiles;
 
@@ -22,7 +22,7 @@ const MAX_KEYS: usize = 1000;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Raw {
+struct RawShimConfig {
     mode: Option<Mode>,
     listen: Option<String>,
     legacy_key: Option<Value>,
@@ -31,8 +31,8 @@ struct Raw {
     probe: Option<RawProbe>,
     coast: Option<String>,
     cache: Option<RawCache>,
-    tls: Option<RawTls>,
-    keys: Option<Vec<Option<RawKey>>>,
+    tls: Option<RawClientTls>,
+    keys: Option<Vec<Option<RawRoutedKey>>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -61,7 +61,7 @@ struct RawCache {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct RawTls {
+struct RawClientTls {
     ca: Option<PathBuf>,
     cert: Option<PathBuf>,
     key: Option<PathBuf>,
@@ -70,7 +70,7 @@ struct RawTls {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct RawKey {
+struct RawRoutedKey {
     id: Option<Value>,
     /// Of the common schema; the shim names no provider and does not look at it.
     r#type: Option<Value>,
@@ -79,7 +79,7 @@ struct RawKey {
     fingerprint: Option<String>,
     kek: Option<Value>,
     canary: Option<Value>,
-    tls: Option<RawTls>,
+    tls: Option<RawClientTls>,
     external: bool,
     server_uids: Option<Vec<u32>>,
 }
@@ -89,7 +89,7 @@ pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
     let mut problems = Problems::default();
     let problems = &mut problems;
     let (mut options, rest) = ProcessOptions::take(document, problems);
-    let raw: Raw = read(&rest, problems).unwrap_or_default();
+    let raw: RawShimConfig = read(&rest, problems).unwrap_or_default();
     let mode = raw.mode.unwrap_or_default();
     let keys = keys(&raw, problems);
     let listeners = listeners(&raw, &keys, mode, problems);
@@ -117,12 +117,12 @@ pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
     std::mem::take(problems).into_result(Some(config))
 }
 
-fn keys(raw: &Raw, problems: &mut Problems) -> Vec<KeySpec> {
+fn keys(raw: &RawShimConfig, problems: &mut Problems) -> Vec<RoutedKeySpec> {
     let Some(list) = problems.require("keys", &raw.keys) else { return Vec::new() };
     if list.len() > MAX_KEYS {
         problems.add("keys", &format!("has {} keys, at most {MAX_KEYS}", list.len()));
     }
-    let mut keys: Vec<KeySpec> = Vec::new();
+    let mut keys: Vec<RoutedKeySpec> = Vec::new();
     for (index, entry) in list.iter().take(MAX_KEYS).enumerate() {
         let Some(entry) = entry else { continue };
         let path = format!("keys[{index}]");
@@ -137,7 +137,11 @@ fn keys(raw: &Raw, problems: &mut Problems) -> Vec<KeySpec> {
     keys
 }
 
-fn key(raw: &RawKey, tls: Option<&RawTls>, problems: &mut Problems) -> Option<KeySpec> {
+fn key(
+    raw: &RawRoutedKey,
+    tls: Option<&RawClientTls>,
+    problems: &mut Problems,
+) -> Option<RoutedKeySpec> {
     let id = problems.require("id", &raw.id).and_then(|id| number(id, problems));
     let role = problems.require("role", &raw.role).copied();
     let mut endpoints = Vec::new();
@@ -159,18 +163,19 @@ fn key(raw: &RawKey, tls: Option<&RawTls>, problems: &mut Problems) -> Option<Ke
     let https = endpoints.iter().any(|endpoint| matches!(endpoint, Address::Https { .. }));
     let tls = https.then(|| client_tls(raw.tls.as_ref(), tls, problems)).flatten();
     let server_uids = server_uids(raw.server_uids.as_deref(), problems);
-    if raw.server_uids.is_some() && endpoints.iter().all(|one| matches!(one, Address::Https { .. }))
-    {
+    // One that cannot be read may have been meant for a unix socket.
+    let unix = endpoints.iter().any(|endpoint| matches!(endpoint, Address::Unix(_)));
+    if raw.server_uids.is_some() && https && !unix {
         problems.add("serverUids", "is for unix endpoints: certificates say who serves the others");
     }
     let fingerprint = fingerprint(raw, problems);
     let external = raw.external;
     let upstream = UpstreamSpec { fingerprint, endpoints, canary, tls, server_uids, external };
-    Some(KeySpec { id: id?, role: role?, upstream })
+    Some(RoutedKeySpec { id: id?, role: role?, upstream })
 }
 
 /// The given one, or that of the `kek` section, or none.
-fn fingerprint(raw: &RawKey, problems: &mut Problems) -> String {
+fn fingerprint(raw: &RawRoutedKey, problems: &mut Problems) -> String {
     match &raw.fingerprint {
         Some(text) if sidekey_core::is_fingerprint(text) => text.clone(),
         Some(_) => {
@@ -182,11 +187,11 @@ fn fingerprint(raw: &RawKey, problems: &mut Problems) -> String {
 }
 
 fn client_tls(
-    own: Option<&RawTls>,
-    shared: Option<&RawTls>,
+    own: Option<&RawClientTls>,
+    shared: Option<&RawClientTls>,
     problems: &mut Problems,
 ) -> Option<ClientTls> {
-    let pick = |field: fn(&RawTls) -> &Option<PathBuf>| {
+    let pick = |field: fn(&RawClientTls) -> &Option<PathBuf>| {
         own.and_then(|raw| field(raw).clone()).or_else(|| shared.and_then(|raw| field(raw).clone()))
     };
     let (ca, cert, key) = (pick(|raw| &raw.ca), pick(|raw| &raw.cert), pick(|raw| &raw.key));
@@ -201,8 +206,8 @@ fn client_tls(
 }
 
 fn listeners(
-    raw: &Raw,
-    keys: &[KeySpec],
+    raw: &RawShimConfig,
+    keys: &[RoutedKeySpec],
     mode: Mode,
     problems: &mut Problems,
 ) -> Vec<ListenerSpec> {
@@ -247,7 +252,7 @@ fn listeners(
     listeners
 }
 
-fn check_roles(keys: &[KeySpec], mode: Mode, problems: &mut Problems) {
+fn check_roles(keys: &[RoutedKeySpec], mode: Mode, problems: &mut Problems) {
     let writers: Vec<String> =
         keys.iter().filter(|key| key.role == Role::Write).map(|key| key.id.to_string()).collect();
     match writers.len() {

@@ -30,16 +30,16 @@ Exit codes: 0 ok, 1 failure, 64 bad usage or configuration.";
 #[derive(Debug, Parser)]
 #[command(name = "sidekey-proxy", version = VERSION, after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
-struct CommandTree {
+struct ProxyCommandTree {
     #[command(flatten)]
-    flags: Flags,
+    flags: ProxyFlags,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<ProxyCommand>,
 }
 
 /// Flags beside `--config` win over the file.
 #[derive(Debug, Args)]
-struct Flags {
+struct ProxyFlags {
     /// Configuration file (YAML); it is watched and reloaded
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -57,7 +57,7 @@ struct Flags {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum ProxyCommand {
     /// Check a configuration file and the certificates it names, and list every mistake
     #[command(
         after_help = "Example:\n  sidekey-proxy check --config proxy.yaml -o json\n\nExit codes: 0 sound, 64 mistakes."
@@ -75,20 +75,20 @@ enum Command {
 }
 
 /// The proxy, as its flags have set it up.
-struct ProxyProgram(Flags);
+struct ProxyProgram(ProxyFlags);
 
 /// The whole of `main`.
 pub fn run() -> ExitCode {
-    match command_line::<CommandTree>() {
+    match command_line::<ProxyCommandTree>() {
         Err(code) => code,
-        Ok(CommandTree { command: Some(Command::Check { config, output }), .. }) => {
+        Ok(ProxyCommandTree { command: Some(ProxyCommand::Check { config, output }), .. }) => {
             check(&config, output)
         }
-        Ok(CommandTree { command: Some(Command::Probe(asked)), .. }) => {
+        Ok(ProxyCommandTree { command: Some(ProxyCommand::Probe(asked)), .. }) => {
             let output = asked.output;
             print(probe(asked), output)
         }
-        Ok(CommandTree { flags, command: None }) => {
+        Ok(ProxyCommandTree { flags, command: None }) => {
             let file = flags.config.clone().map(Given::File);
             match file.or_else(|| flags.plaintext().map(Given::CommandLine)) {
                 Some(given) => serve(ProxyProgram(flags), given),
@@ -115,7 +115,7 @@ fn check(path: &Path, output: Output) -> ExitCode {
     report(&path.display().to_string(), &problems, output)
 }
 
-impl Flags {
+impl ProxyFlags {
     /// The document that the two flags of the enhancement text stand for.
     fn plaintext(&self) -> Option<Value> {
         let (listen, plugin) = (self.listen_addr.as_ref()?, self.socket_path.as_ref()?);

@@ -57,18 +57,18 @@ struct Permissions([bool; 3]);
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Raw {
+struct RawProxyConfig {
     listen: Option<String>,
     plugin: Option<String>,
     server_uids: Option<Vec<u32>>,
-    tls: Option<RawTls>,
+    tls: Option<RawServerTls>,
     clients: Option<Vec<Option<RawClient>>>,
     plaintext: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct RawTls {
+struct RawServerTls {
     ca: Option<PathBuf>,
     cert: Option<PathBuf>,
     key: Option<PathBuf>,
@@ -87,7 +87,7 @@ impl Config {
         let mut problems = Problems::default();
         let problems_ = &mut problems;
         let (options, rest) = ProcessOptions::take(document, problems_);
-        let raw: Raw = read(&rest, problems_).unwrap_or_default();
+        let raw: RawProxyConfig = read(&rest, problems_).unwrap_or_default();
         let listen = problems_
             .require("listen", &raw.listen)
             .and_then(|text| address("listen", text, problems_));
@@ -128,7 +128,11 @@ impl Configuration for Config {
     }
 }
 
-fn access(raw: &Raw, listen: Option<SocketAddr>, problems: &mut Problems) -> Option<Access> {
+fn access(
+    raw: &RawProxyConfig,
+    listen: Option<SocketAddr>,
+    problems: &mut Problems,
+) -> Option<Access> {
     if raw.plaintext.unwrap_or_default() {
         if listen.is_some_and(|listen| !listen.ip().is_loopback()) {
             let text = "plaintext is for loopback alone, because whoever reaches the port can decrypt: \
@@ -160,7 +164,7 @@ fn access(raw: &Raw, listen: Option<SocketAddr>, problems: &mut Problems) -> Opt
     Some(Access::Mutual { files: files?, clients })
 }
 
-fn clients(raw: &Raw, problems: &mut Problems) -> Clients {
+fn clients(raw: &RawProxyConfig, problems: &mut Problems) -> Clients {
     let mut clients = Clients::default();
     let Some(list) = problems.require("clients", &raw.clients) else { return clients };
     match list.len() {

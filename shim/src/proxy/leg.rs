@@ -1,19 +1,17 @@
 //! The plugin, as one client may use it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
 use sidekey_core::client::Connection;
-use sidekey_core::kms::{Kms, Operation, PROOF_AGE, RequestError, StatusReport};
+use sidekey_core::kms::{Kms, Operation, RequestError, StatusReport};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};
-use sidekey_core::{Call, Error, KeyId, Kind, Sealed, check_sealed};
+use sidekey_core::proto::v2::{EncryptRequest, StatusRequest};
+use sidekey_core::{Call, Error, Kind, Sealed, Secret};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use super::Shared;
-use super::plugin::Failure;
+use super::plugin::PluginFailure;
 
 /// The way of one client's requests to the plugin.
 pub(super) struct PluginLeg {
@@ -40,8 +38,8 @@ impl PluginLeg {
         };
         let plugin = self.shared.plugin.load_full();
         plugin.call(deadline, asking).await.map_err(|failure| match failure {
-            Failure::Answer(status) => RequestError::Passed(status),
-            Failure::Way(reason, error) => {
+            PluginFailure::Answer(status) => RequestError::Passed(status),
+            PluginFailure::Way(reason, error) => {
                 self.shared.metrics.socket_error(reason);
                 RequestError::Unreached(error)
             }
@@ -71,35 +69,26 @@ impl Kms for PluginLeg {
         let asking = self.ask(StatusRequest {}, deadline, |mut client, request| async move {
             client.status(request).await
         });
-        let answer = asking.await?;
-        let age = answer.metadata().get(PROOF_AGE).and_then(|value| value.to_str().ok());
-        let proof_age = age.and_then(|text| text.parse().ok()).map(Duration::from_millis);
-        Ok(StatusReport { response: answer.into_inner(), proof_age })
+        Ok(StatusReport::passed_on(asking.await?))
     }
 
-    async fn encrypt(&self, plaintext: Bytes, call: &Call<'_>) -> Result<Sealed, RequestError> {
-        let request = EncryptRequest { plaintext, uid: call.uid.to_owned() };
+    async fn encrypt(&self, plaintext: Secret, call: &Call<'_>) -> Result<Sealed, RequestError> {
+        let request = EncryptRequest { plaintext: plaintext.to_bytes(), uid: call.uid.to_owned() };
         let asking = self.ask(request, call.deadline, |mut client, request| async move {
             client.encrypt(request).await
         });
-        let EncryptResponse { ciphertext, key_id, annotations } = asking.await?.into_inner();
-        let sealed = KeyId::new(&key_id).and_then(|key_id| {
-            let sealed = Sealed { key_id, ciphertext, annotations };
-            check_sealed(&sealed).map(|()| sealed)
-        });
+        let sealed = Sealed::try_from(asking.await?.into_inner());
         Ok(sealed.map_err(|error| {
             let text = format!("the plugin breaks the protocol: {}", error.report());
             Error::new(Kind::Bug, text)
         })?)
     }
 
-    async fn decrypt(&self, sealed: Sealed, call: &Call<'_>) -> Result<Bytes, RequestError> {
-        let Sealed { key_id, ciphertext, annotations } = sealed;
-        let (uid, key_id) = (call.uid.to_owned(), key_id.as_str().to_owned());
-        let request = DecryptRequest { ciphertext, uid, key_id, annotations };
-        let asking = self.ask(request, call.deadline, |mut client, request| async move {
-            client.decrypt(request).await
-        });
-        Ok(asking.await?.into_inner().plaintext)
+    async fn decrypt(&self, sealed: Sealed, call: &Call<'_>) -> Result<Secret, RequestError> {
+        let asking =
+            self.ask(sealed.request(call.uid), call.deadline, |mut client, request| async move {
+                client.decrypt(request).await
+            });
+        Ok(Secret::received(asking.await?.into_inner().plaintext))
     }
 }

@@ -19,7 +19,7 @@ pub(super) enum Rejection {
 }
 
 /// Every metric of the process.
-pub(super) struct Metrics {
+pub(super) struct ProxyMetrics {
     registry: MetricRegistry,
     pub(super) requests: Arc<Requests>,
     pub(super) config_reloads: ReloadCounter,
@@ -31,7 +31,7 @@ pub(super) struct Metrics {
     certificates: Option<(Gauge, ReloadCounter)>,
 }
 
-impl Metrics {
+impl ProxyMetrics {
     /// `mutual` says whether there are certificates to tell of.
     pub(super) fn new(mutual: bool) -> Self {
         let mut registry = MetricRegistry::default();

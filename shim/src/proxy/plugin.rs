@@ -26,7 +26,7 @@ pub(super) struct Plugin {
     server_uids: Vec<u32>,
     open: tokio::sync::Mutex<()>,
     current: Mutex<Option<Open>>,
-    trouble: Mutex<Option<Trouble>>,
+    trouble: Mutex<Option<ConnectTrouble>>,
 }
 
 /// A connection and the client on it.
@@ -38,7 +38,7 @@ struct Open {
 
 /// Why there is no connection, and since when.
 #[derive(Clone, Debug)]
-pub(super) struct Trouble {
+pub(super) struct ConnectTrouble {
     pub(super) since: SystemTime,
     pub(super) error: String,
 }
@@ -89,7 +89,7 @@ impl Plugin {
     }
 
     /// Why there was no connection when one was last tried.
-    pub(super) fn trouble(&self) -> Option<Trouble> {
+    pub(super) fn trouble(&self) -> Option<ConnectTrouble> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -99,7 +99,7 @@ impl Plugin {
         &self,
         deadline: Instant,
         send: impl Fn(KeyManagementServiceClient<Connection>) -> F,
-    ) -> Result<A, Failure>
+    ) -> Result<A, PluginFailure>
     where
         F: Future<Output = Result<A, Status>>,
     {
@@ -107,12 +107,12 @@ impl Plugin {
             let open = self.connection().await?;
             match send(open.client.clone()).await {
                 Err(status) if open.broke(&status) => {}
-                answer => return answer.map_err(Failure::Answer),
+                answer => return answer.map_err(PluginFailure::Answer),
             }
             let open = self.connection().await?;
             match send(open.client.clone()).await {
                 Err(status) if open.broke(&status) => Err(self.broken(&status)),
-                answer => answer.map_err(Failure::Answer),
+                answer => answer.map_err(PluginFailure::Answer),
             }
         };
         let began = Instant::now();
@@ -125,18 +125,18 @@ impl Plugin {
                     *self.current.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 }
                 let text = format!("the plugin at {} did not answer in time", self.endpoint);
-                Err(Failure::Way(SocketError::Timeout, Error::new(Kind::Timeout, text)))
+                Err(PluginFailure::Way(SocketError::Timeout, Error::new(Kind::Timeout, text)))
             }
         }
     }
 
     /// Connects once, to see whether it can be done.
-    pub(super) async fn try_out(&self) -> Result<(), Failure> {
+    pub(super) async fn try_out(&self) -> Result<(), PluginFailure> {
         match tokio::time::timeout(CONNECT_TIMEOUT, self.connection()).await {
             Ok(result) => result.map(|_| ()),
             Err(_) => {
                 let text = format!("{} takes no connection", self.endpoint);
-                Err(Failure::Way(SocketError::Timeout, Error::new(Kind::Timeout, text)))
+                Err(PluginFailure::Way(SocketError::Timeout, Error::new(Kind::Timeout, text)))
             }
         }
     }
@@ -163,7 +163,7 @@ impl Plugin {
     }
 
     /// The connection, or a new one: many callers at once make one.
-    async fn connection(&self) -> Result<Open, Failure> {
+    async fn connection(&self) -> Result<Open, PluginFailure> {
         if let Some(open) = self.current() {
             return Ok(open);
         }
@@ -178,11 +178,11 @@ impl Plugin {
         Ok(open)
     }
 
-    async fn connect(&self) -> Result<Open, Failure> {
+    async fn connect(&self) -> Result<Open, PluginFailure> {
         let failed = |reason, error: Box<dyn std::error::Error + Send + Sync>, hint| {
             let text = format!("cannot connect to the plugin at {}", self.endpoint);
             let error = Error::new(Kind::Unavailable, text).with_source(error).with_hint(hint);
-            Failure::Way(reason, error)
+            PluginFailure::Way(reason, error)
         };
         let stream = self.endpoint.connect().await.map_err(|error| match error.kind() {
             ErrorKind::PermissionDenied => {
@@ -194,7 +194,7 @@ impl Plugin {
         })?;
         self.endpoint
             .check_server(&stream, &self.server_uids)
-            .map_err(|error| Failure::Way(SocketError::Denied, error))?;
+            .map_err(|error| PluginFailure::Way(SocketError::Denied, error))?;
         let (client, connection) =
             client::open(stream, Uri::from_static("http://localhost")).await.map_err(|error| {
                 failed(SocketError::Handshake, error.into(), "see what listens on that socket")
@@ -203,29 +203,29 @@ impl Plugin {
         Ok(Open { client, connection })
     }
 
-    fn note(&self, failure: Option<&Failure>) {
+    fn note(&self, failure: Option<&PluginFailure>) {
         let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        *trouble = failure.map(|failure| Trouble {
+        *trouble = failure.map(|failure| ConnectTrouble {
             since: trouble.as_ref().map_or_else(SystemTime::now, |trouble| trouble.since),
             error: failure.text(),
         });
     }
 
-    fn broken(&self, status: &Status) -> Failure {
+    fn broken(&self, status: &Status) -> PluginFailure {
         let text = format!("the plugin at {} hung up: {}", self.endpoint, status.message());
-        Failure::Way(SocketError::Broken, Error::new(Kind::Unavailable, text))
+        PluginFailure::Way(SocketError::Broken, Error::new(Kind::Unavailable, text))
     }
 }
 
 /// Why there is no good answer.
-pub(super) enum Failure {
+pub(super) enum PluginFailure {
     /// The plugin said so.
     Answer(Status),
     /// The plugin was not reached, or not heard.
     Way(SocketError, Error),
 }
 
-impl Failure {
+impl PluginFailure {
     pub(super) fn text(&self) -> String {
         match self {
             Self::Answer(status) => status.message().to_owned(),

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::AtomicBool;
 
+use proptest::prelude::*;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 
@@ -58,4 +59,28 @@ fn a_client_is_trusted_from_the_beginning_to_the_end_of_its_certificate() {
     assert!(!identity.trusts_at(&peer, SystemTime::UNIX_EPOCH));
     assert!(identity.trusts_at(&peer, peer.expires - Duration::from_secs(1)));
     assert!(!identity.trusts_at(&peer, peer.expires + Duration::from_secs(2)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn whatever_a_stranger_sends_in_the_place_of_a_handshake_is_refused_with_a_short_reason(
+        head in prop_oneof![Just(vec![]), Just(vec![0x16, 3, 1, 0, 0x40, 1, 0, 0, 0x3c, 3, 3])],
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let refusal = runtime.block_on(async {
+            let directory = tempfile::tempdir().unwrap();
+            let (identity, _) = acquainted(directory.path());
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (tcp, _) = listener.accept().await.unwrap();
+            stranger.write_all(&[head, bytes].concat()).await.unwrap();
+            stranger.shutdown().await.unwrap();
+            identity.accept(tcp, Protocol::Http2).await.map(|_| ()).unwrap_err()
+        });
+        prop_assert!(matches!(refusal.reason, Reason::Protocol | Reason::Closed), "{refusal:?}");
+        prop_assert!(refusal.error.report().len() < 600, "{refusal:?}");
+    }
 }

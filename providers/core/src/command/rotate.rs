@@ -125,7 +125,7 @@ async fn ask<P: Rotate>(args: &RotateArgs) -> Result<Answer, Error> {
         let backend = within(deadline, trial::open(spec)).await?;
         let result = turn::<P>(&*backend, spec, args, deadline).await;
         // What was taken for it is given back; if not, it expires by itself.
-        let _ = backend.close().await;
+        backend.close().await;
         result
     };
     result.await.map_err(|error| match error.kind() {

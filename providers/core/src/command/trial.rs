@@ -40,7 +40,7 @@ async fn try_key(spec: &KeySpec, deadline: Instant) -> Result<(KeyId, Option<Str
     let backend = open(spec).await?;
     let result = prove(&*backend, spec, deadline).await;
     // What was taken for the trial is given back; if not, it expires by itself.
-    let _ = backend.close().await;
+    backend.close().await;
     result
 }
 
@@ -56,7 +56,6 @@ async fn prove(
     let named = backend.key_id().await?;
     let plaintext = Secret::random(32)?;
     let encrypting = backend.encrypt(&named, plaintext.expose(), &call);
-    let sealed =
-        proof::encrypt_verified(backend, encrypting, plaintext.expose(), &call, None).await?;
+    let sealed = proof::encrypt_verified(backend, encrypting, &plaintext, &call, None).await?;
     Ok((sealed.key_id, backend.note()))
 }

@@ -38,7 +38,7 @@ pub struct ProcessOptions {
 /// As written.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Raw {
+struct RawOptions {
     revision: Option<Value>,
     admin: Option<String>,
     admin_socket: Option<String>,
@@ -52,7 +52,7 @@ struct Raw {
     file_poll: Option<String>,
 }
 
-/// The names of [`Raw`].
+/// The names of [`RawOptions`].
 const FIELDS: [&str; 8] =
     ["revision", "admin", "adminSocket", "socket", "log", "drain", "linger", "filePoll"];
 
@@ -67,7 +67,7 @@ impl ProcessOptions {
                 .collect(),
             None => Value::Object(serde_json::Map::new()),
         };
-        let raw: Raw = read(&own, problems).unwrap_or_default();
+        let raw: RawOptions = read(&own, problems).unwrap_or_default();
         let admin = AdminOptions {
             address: raw.admin.as_deref().and_then(|text| address("admin", text, problems)),
             socket: raw

@@ -24,13 +24,13 @@ type Entries = BTreeSet<(PathBuf, OsString)>;
 pub(super) struct Directories {
     /// Locked before the table, never while the table is: its thread may wait for that.
     watcher: Mutex<RecommendedWatcher>,
-    table: Arc<Mutex<Table>>,
+    table: Arc<Mutex<WatchTable>>,
     /// Set once, so that it is logged once.
     limited: AtomicBool,
 }
 
 #[derive(Default)]
-struct Table {
+struct WatchTable {
     next: u64,
     subscriptions: BTreeMap<u64, Watched>,
     /// What is watched under each path, by device and inode; `None` if it may be another now.
@@ -44,7 +44,7 @@ struct Watched {
 
 impl Directories {
     pub(super) fn new() -> notify::Result<Self> {
-        let table = Arc::new(Mutex::new(Table::default()));
+        let table = Arc::new(Mutex::new(WatchTable::default()));
         let told = table.clone();
         let handler = move |event| lock(&told).dispatch(event);
         let mut watcher = RecommendedWatcher::new(handler, Config::default())?;
@@ -121,7 +121,7 @@ impl Directories {
     }
 }
 
-impl Table {
+impl WatchTable {
     /// The directories that must be watched for `entries` and are not.
     fn fresh(&self, entries: &Entries) -> BTreeMap<PathBuf, (u64, u64)> {
         let directories = entries.iter().filter_map(|(directory, _)| {

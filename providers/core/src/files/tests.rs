@@ -116,7 +116,7 @@ fn a_swap_in_the_middle_of_reading_is_read_again() {
     let [cert, key] = ["cert", "key"].map(|name| dir.path().join(name));
     publish(dir.path(), "1", &[("cert", "cert 1"), ("key", "key 1")]);
     let mut swaps = 0;
-    let state = State::with(&[&cert, &key], |path| {
+    let state = ReadState::with(&[&cert, &key], |path| {
         let found = read_file(path);
         if path == cert && swaps < 2 {
             swaps += 1;
@@ -136,7 +136,7 @@ fn a_file_that_never_rests_is_an_error_that_names_it_alone() {
     fs::write(&calm, "calm").unwrap();
     fs::write(&wild, "x").unwrap();
     let mut size = 1;
-    let state = State::with(&[&calm, &wild], |path| {
+    let state = ReadState::with(&[&calm, &wild], |path| {
         size += 1;
         fs::write(&wild, "x".repeat(size)).unwrap();
         read_file(path)

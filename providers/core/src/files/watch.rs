@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::directories::Directories;
-use super::{Digest, Files, State};
+use super::{Digest, Files, ReadState};
 use crate::Error;
 
 #[cfg(test)]
@@ -152,7 +152,7 @@ impl Subscription {
     }
 
     /// Watches first and reads then: what changes after the reading is noticed.
-    fn look(&mut self) -> State {
+    fn look(&mut self) -> ReadState {
         self.looked = Some(Instant::now());
         if let Some((directories, id)) = &self.directories {
             for _ in 0..ATTEMPTS {
@@ -161,12 +161,12 @@ impl Subscription {
                 }
             }
         }
-        State::of(self.paths.iter().map(PathBuf::as_path))
+        ReadState::of(self.paths.iter().map(PathBuf::as_path))
     }
 
     /// Whether the state has held long enough; remembered in `self`, so that a caller
     /// who drops the future often does not begin anew each time.
-    fn settled(&mut self, state: &State) -> bool {
+    fn settled(&mut self, state: &ReadState) -> bool {
         let now = Instant::now();
         let fresh = Settling { digest: state.digest, since: now, began: now };
         let settling = self.settling.get_or_insert(fresh);

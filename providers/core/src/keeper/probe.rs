@@ -180,8 +180,8 @@ impl Keeper {
         };
         let plaintext = Secret::random(32)?;
         let encrypting = backend.encrypt_current(&target, plaintext.expose(), &call);
-        let (bytes, metrics) = (plaintext.expose(), Some(&self.key.metrics));
-        let sealed = encrypt_verified(&**backend, encrypting, bytes, &call, metrics).await?;
+        let metrics = Some(&self.key.metrics);
+        let sealed = encrypt_verified(&**backend, encrypting, &plaintext, &call, metrics).await?;
         let key_id = sealed.key_id.clone();
         if key_id != target && self.key.is_past(&key_id) {
             let text = "the KMS encrypts with a version older than the announced one";

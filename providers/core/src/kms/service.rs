@@ -16,7 +16,7 @@ use crate::proto::v2::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
 };
 use crate::telemetry::RateLimit;
-use crate::{Call, Kind, code_name};
+use crate::{Call, Kind, Secret, code_name};
 
 /// For callers who name no time: well above what a KMS needs, well below what a probe waits.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -90,14 +90,14 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         request: Request<EncryptRequest>,
     ) -> Result<Response<EncryptResponse>, Status> {
         let asked = self.requests.begin(Operation::Encrypt, request.metadata());
-        let request = request.into_inner();
+        let EncryptRequest { plaintext, uid } = request.into_inner();
+        let plaintext = Secret::received(plaintext);
         let result = async {
             self.kms.permit(asked.operation)?;
-            check_encrypt(&request)?;
-            let call = Call { uid: &request.uid, deadline: asked.deadline };
-            self.kms.encrypt(request.plaintext.clone(), &call).await
+            check_encrypt(&uid, &plaintext)?;
+            self.kms.encrypt(plaintext, &Call { uid: &uid, deadline: asked.deadline }).await
         };
-        let sealed = asked.end(&self.kms, &request.uid, result.await)?;
+        let sealed = asked.end(&self.kms, &uid, result.await)?;
         Ok(Response::new(EncryptResponse {
             ciphertext: sealed.ciphertext,
             key_id: sealed.key_id.as_str().to_owned(),
@@ -118,7 +118,7 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
             self.kms.decrypt(sealed, &Call { uid: &uid, deadline: asked.deadline }).await
         };
         let plaintext = asked.end(&self.kms, &uid, result.await)?;
-        Ok(Response::new(DecryptResponse { plaintext }))
+        Ok(Response::new(DecryptResponse { plaintext: plaintext.to_bytes() }))
     }
 }
 
@@ -222,9 +222,94 @@ fn timeout(value: &[u8]) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::collections::BTreeMap;
+    use std::sync::Mutex;
+
+    use http::Uri;
     use proptest::prelude::*;
+    use tokio::net::UnixStream;
 
     use super::*;
+    use crate::kms::StatusReport;
+    use crate::metrics::MetricRegistry;
+    use crate::proto::v2::key_management_service_server::KeyManagementServiceServer;
+    use crate::server::{serve_kms_over, stopper};
+    use crate::testing::memory_at;
+    use crate::{KeyId, Sealed, client};
+
+    const SIZE: usize = 1024;
+
+    /// Remembers where plaintexts lay, and of which byte each was.
+    #[derive(Clone, Default)]
+    struct Places(Arc<Mutex<Vec<(usize, u8)>>>);
+
+    impl Places {
+        fn see(&self, secret: &Secret) {
+            let place = (secret.expose().as_ptr().addr(), secret.expose()[0]);
+            self.0.lock().unwrap().push(place);
+            assert!(!self.are_wiped());
+        }
+
+        fn are_wiped(&self) -> bool {
+            self.0.lock().unwrap().iter().all(|(place, byte)| {
+                let found = memory_at(std::ptr::without_provenance(*place), SIZE);
+                !found.windows(16).any(|window| window.iter().all(|found| found == byte))
+            })
+        }
+
+        async fn until_wiped(&self) {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !self.are_wiped() {
+                assert!(Instant::now() < deadline, "a plaintext stays in memory");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            self.0.lock().unwrap().clear();
+        }
+    }
+
+    impl Kms for Places {
+        async fn status(&self, _: Instant) -> Result<StatusReport, RequestError> {
+            Ok(StatusReport::healthy(&KeyId::new("k")?, None))
+        }
+
+        async fn encrypt(&self, plaintext: Secret, _: &Call<'_>) -> Result<Sealed, RequestError> {
+            self.see(&plaintext);
+            let ciphertext = vec![1; 8].into();
+            Ok(Sealed { key_id: KeyId::new("k")?, ciphertext, annotations: BTreeMap::new() })
+        }
+
+        async fn decrypt(&self, sealed: Sealed, _: &Call<'_>) -> Result<Secret, RequestError> {
+            let secret = Secret::new(vec![sealed.ciphertext[0]; SIZE]);
+            self.see(&secret);
+            Ok(secret)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_plaintext_does_not_outlive_its_request() {
+        let places = Places::default();
+        let metrics = MetricRegistry::default().requests("test");
+        let service = KmsService::new(places.clone(), Requests::new(None, metrics));
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (_stopper, stop) = stopper();
+        tokio::spawn(serve_kms_over(theirs, KeyManagementServiceServer::new(service), stop));
+        let mut client = client::over(ours, Uri::from_static("http://localhost")).await.unwrap();
+        let request = EncryptRequest { plaintext: vec![0x5a; SIZE].into(), uid: "u".into() };
+        client.encrypt(request).await.unwrap();
+        places.until_wiped().await;
+
+        let (key_id, ciphertext) = ("k".to_owned(), vec![0xa5].into());
+        let request = DecryptRequest { key_id, ciphertext, ..Default::default() };
+        let answer = client.decrypt(request).await.unwrap().into_inner();
+        // The client is in this process: what it received may lie where the answer lay.
+        let answer = Secret::received(answer.plaintext);
+        places.see(&answer);
+        assert_eq!(answer, Secret::new(vec![0xa5; SIZE]));
+        drop(answer);
+        places.until_wiped().await;
+    }
 
     #[test]
     fn timeouts_are_read_as_grpc_writes_them() {

@@ -23,7 +23,7 @@ pub(crate) enum BackendCall {
 }
 
 /// Every metric of a provider.
-pub(crate) struct Metrics {
+pub(crate) struct ProviderMetrics {
     pub(crate) registry: MetricRegistry,
     pub(crate) config_reloads: ReloadCounter,
     /// In the order of [`Operation`].
@@ -42,7 +42,7 @@ pub(crate) struct Metrics {
 
 /// The metrics of one key, looked up once.
 pub(crate) struct KeyMetrics {
-    metrics: Arc<Metrics>,
+    metrics: Arc<ProviderMetrics>,
     key: String,
     endpoint: String,
     backend: [(Counter, Histogram); 3],
@@ -54,7 +54,7 @@ pub(crate) struct KeyMetrics {
     retired: AtomicBool,
 }
 
-impl Metrics {
+impl ProviderMetrics {
     /// Registers everything under the names that dashboards and alerts know.
     pub(crate) fn new(provider: &'static str) -> Self {
         let mut registry = MetricRegistry::default();
@@ -118,7 +118,7 @@ impl Metrics {
 }
 
 impl KeyMetrics {
-    pub(crate) fn new(metrics: Arc<Metrics>, key: KeyNumber, endpoint: &Endpoint) -> Self {
+    pub(crate) fn new(metrics: Arc<ProviderMetrics>, key: KeyNumber, endpoint: &Endpoint) -> Self {
         let key = key.to_string();
         let of_key = || ("key", key.clone().into());
         let calls = [BackendCall::KeyId, BackendCall::Encrypt, BackendCall::Decrypt];

@@ -6,6 +6,10 @@
 //!
 //! A canary may outlive the version that wrapped it. What the key has written since it had read that
 //! very canary stands in for it then: whoever reads it has the same KEK.
+//!
+//! A canary may also have been wrapped by mistake with another KEK than the one that wrote. So a key
+//! that writes must read what the shim wrote with it, too, where that was not vouched for by the same
+//! canary. It is always of the newest version, so that no retirement makes it unreadable.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -34,6 +38,8 @@ pub(crate) struct Memory {
     vouched_by: Option<String>,
     /// What decides where this cannot be read.
     stand_in: Option<Box<Memory>>,
+    /// What must be read as well.
+    besides: Option<Box<Memory>>,
 }
 
 /// More than a kube-apiserver has a key write in its life; it does so when it starts or rotates.
@@ -66,16 +72,21 @@ impl Written {
 const VOUCHED_BY: &str = "vouchedBy";
 
 impl Memory {
-    /// The canary of a configuration; what the key has written since it had read it stands in.
-    pub(crate) fn of_canary(canary: &Canary, own: Option<Self>) -> Self {
+    /// The canary of a configuration; what the key has written since it had read it stands in. A
+    /// key that `writes` must read what the shim wrote with it under no or another canary besides.
+    pub(crate) fn of_canary(canary: &Canary, own: Option<Self>, writes: bool) -> Self {
         let digest = digest(canary);
-        let own = own.filter(|own| own.vouched_by.as_ref() == Some(&digest));
-        Self { stand_in: own.map(Box::new), ..Self::from(canary) }
+        let (vouched, other): (Option<_>, Option<_>) = match own.map(Box::new) {
+            Some(own) if own.vouched_by.as_ref() == Some(&digest) => (Some(own), None),
+            own => (None, own.filter(|own| writes && own.written_under().is_some())),
+        };
+        Self { stand_in: vouched, besides: other, ..Self::from(canary) }
     }
 
     /// What was decrypted for a caller: what is in it is none of our business.
     pub(crate) fn read(sealed: Sealed) -> Self {
-        Self { sealed, sha256: None, fresh: false, vouched_by: None, stand_in: None }
+        let (vouched_by, stand_in, besides) = (None, None, None);
+        Self { sealed, sha256: None, fresh: false, vouched_by, stand_in, besides }
     }
 
     /// What the shim has just written, with a plugin that has read `canary`; on trust, if there was
@@ -113,7 +124,7 @@ impl Memory {
         let mut problems = Problems::default();
         let canary = Canary::parse(&document, &mut problems).filter(|_| problems.is_empty())?;
         let sha256 = known.then_some(canary.sha256);
-        Some(Self { sealed: canary.sealed, sha256, fresh: false, vouched_by, stand_in: None })
+        Some(Self { sha256, vouched_by, ..Self::read(canary.sealed) })
     }
 
     /// Has the plugin decrypt it, or what stands in for it. A plugin with another KEK cannot; one
@@ -131,7 +142,11 @@ impl Memory {
                     "the canary cannot be read any more, but what the key has written since it was can: publish a new canary");
                 Ok(())
             }
-            (result, _) => result,
+            (Ok(()), _) => match &self.besides {
+                Some(written) => written.check_itself(key, client, deadline).await,
+                None => Ok(()),
+            },
+            (failed, _) => failed,
         }
     }
 

@@ -43,17 +43,21 @@ impl Kms for Router {
             let (key, uid, deadline) = (route.key.clone(), call.uid.to_owned(), call.deadline);
             async move {
                 let call = Call { uid: &uid, deadline };
-                key.decrypt(&request.sealed, &call).await.map_err(Arc::new)
+                // A plugin answers a little before its time is up.
+                let late = deadline - deadline.saturating_duration_since(Instant::now()) / 10;
+                let answer = key.decrypt(&request.sealed, &call).await.map_err(Arc::new);
+                (answer, Instant::now() >= late)
             }
         };
-        let short = |answer: &Result<Secret, Arc<Error>>| matches!(answer, Err(error) if error.kind() == Kind::Timeout);
+        // What a plugin answered goes to everybody; whoever had more time than the first asks again.
+        let short = |(answer, late): &(Result<Secret, Arc<Error>>, bool)| *late && answer.is_err();
         let landed = self.shared.flights.join_until(call.deadline, &request, start, short).await;
         let landed =
             landed.ok_or_else(|| Error::new(Kind::Timeout, "the key did not answer in time"))?;
         if landed.shared {
             self.shared.metrics.shared.inc();
         }
-        let plaintext = landed.answer?;
+        let plaintext = landed.answer.0?;
         self.shared.keep(&request, &plaintext);
         Ok(plaintext)
     }

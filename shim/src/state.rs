@@ -22,7 +22,7 @@ pub(crate) struct ShimState {
     pub(crate) config: ConfigState,
     pub(crate) listeners: Mutex<Vec<String>>,
     pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
-    pub(crate) flights: Flights<CacheKey, Result<Secret, Arc<Error>>>,
+    pub(crate) flights: Flights<CacheKey, (Result<Secret, Arc<Error>>, bool)>,
     pub(crate) metrics: Arc<ShimMetrics>,
     pub(crate) clients: Clients,
     started: SystemTime,

@@ -257,3 +257,22 @@ async fn a_key_that_has_read_its_canary_outlives_the_version_that_wrapped_it() {
     shim.write(&document(directory, 4, &[writes]));
     assert!(shim.refuses().await.contains("cannot read its canary"));
 }
+
+#[tokio::test]
+async fn a_canary_of_another_kek_does_not_hide_what_the_key_has_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let [right, wrong] = [plugin(directory, "right", 1).await, plugin(directory, "wrong", 2).await];
+    let good = document(directory, 1, &[key(1, "write", &[&right])]);
+    let mut shim = Shim::start(directory, &good).await;
+    shim.is_ready().await;
+    let old = shim.encrypt(b"old").await.unwrap();
+
+    let mut bad = key(1, "write", &[&wrong]);
+    bad["canary"] = canary(&wrong).await;
+    stays_refused(&mut shim, &document(directory, 2, &[bad]), &old).await;
+    let mut mended = key(1, "write", &[&right]);
+    mended["canary"] = canary(&right).await;
+    shim.load(&document(directory, 3, &[mended])).await;
+    assert_eq!(shim.decrypt(&old).await.unwrap(), b"old");
+}

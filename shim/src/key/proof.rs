@@ -89,7 +89,7 @@ impl RoutedKey {
 
     pub(super) fn plan(&self, role: Role) -> Plan {
         let memory = match &self.spec.canary {
-            Some(canary) => Some(Memory::of_canary(canary, self.memory())),
+            Some(canary) => Some(Memory::of_canary(canary, self.memory(), role == Role::Write)),
             None => self.memory(),
         };
         let (external, timeout) = (self.spec.external, lock(&self.duty).1.timeout);

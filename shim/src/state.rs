@@ -7,7 +7,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use serde::Serialize;
 use sidekey_core::app::{ConfigState, ConfigStatus};
-use sidekey_core::{Clients, Error, Flights, KeyId, Kind, Secret, Source, Trouble, time};
+use sidekey_core::{Error, Flights, KeyId, Kind, Secret, Source, Trouble, time};
 
 use crate::cache::{Cache, Request};
 use crate::config::{Mode, Role};
@@ -25,7 +25,6 @@ pub(crate) struct Shared {
     pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
     pub(crate) flights: Flights<Request, Result<Bytes, Arc<Error>>>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) clients: Clients,
     started: SystemTime,
 }
 
@@ -46,6 +45,7 @@ pub(crate) struct ShimStatus {
     pub(crate) mode: &'static str,
     pub(crate) revision: Option<String>,
     pub(crate) config: LoadedStatus,
+    pub(crate) connections: serde_json::Value,
     pub(crate) healthy: bool,
     pub(crate) reason: Option<String>,
     pub(crate) write_key: String,
@@ -91,7 +91,6 @@ impl Shared {
             identities: Mutex::default(),
             flights: Flights::default(),
             metrics,
-            clients: Clients::default(),
             started: SystemTime::now(),
         }
     }
@@ -148,6 +147,7 @@ impl Shared {
             },
             revision: config.revision.clone(),
             config: LoadedStatus { config, listeners },
+            connections: self.metrics.connections.status(),
             healthy: announced.is_ok(),
             reason: announced.as_ref().err().map(Error::report),
             write_key: table.writer.id.to_string(),
@@ -192,7 +192,7 @@ impl Source for Shared {
         let unproven = self.table().writer.announced().is_none();
         let unproven = unproven.then(|| self.announced().err()).flatten();
         let unproven = unproven.map(|error| error.report());
-        unproven.into_iter().chain(self.clients.awaited()).collect()
+        unproven.into_iter().chain(self.metrics.connections.awaited()).collect()
     }
 
     fn sick(&self) -> Vec<String> {

@@ -63,6 +63,13 @@ impl<K: Kms> KmsService<K> {
     pub fn new(kms: K, requests: Arc<Requests>) -> Self {
         Self { kms, requests }
     }
+
+    /// Why whoever is connected may not ask for this, if so: asked before the message is read.
+    pub fn refuse(&self, operation: Operation) -> Option<Status> {
+        let error = self.kms.permit(operation).err()?;
+        let asked = self.requests.begin(operation, &MetadataMap::default());
+        asked.end(&self.kms, "", Err::<(), _>(error.into())).err()
+    }
 }
 
 #[tonic::async_trait]
@@ -72,11 +79,8 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         request: Request<StatusRequest>,
     ) -> Result<Response<StatusResponse>, Status> {
         let asked = self.requests.begin(Operation::Status, request.metadata());
-        let result = async {
-            self.kms.permit(asked.operation)?;
-            self.kms.status(asked.deadline).await
-        };
-        let report = asked.end(&self.kms, "", result.await)?;
+        let result = self.kms.status(asked.deadline).await;
+        let report = asked.end(&self.kms, "", result)?;
         let mut response = Response::new(report.response);
         if let Some(age) = report.proof_age {
             let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
@@ -92,7 +96,6 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         let asked = self.requests.begin(Operation::Encrypt, request.metadata());
         let request = request.into_inner();
         let result = async {
-            self.kms.permit(asked.operation)?;
             check_encrypt(&request)?;
             let call = Call { uid: &request.uid, deadline: asked.deadline };
             self.kms.encrypt(request.plaintext.clone(), &call).await
@@ -113,7 +116,6 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         let mut request = request.into_inner();
         let uid = std::mem::take(&mut request.uid);
         let result = async {
-            self.kms.permit(asked.operation)?;
             let sealed = check_decrypt(&uid, request)?;
             self.kms.decrypt(sealed, &Call { uid: &uid, deadline: asked.deadline }).await
         };

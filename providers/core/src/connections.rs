@@ -117,7 +117,7 @@ pub(crate) struct OpenRequest {
 
 impl Default for Connections {
     fn default() -> Self {
-        Self::with("", MAX_CLIENTS, ConnectionMetrics::default())
+        Self::with("clients", MAX_CLIENTS, ConnectionMetrics::default())
     }
 }
 
@@ -145,7 +145,7 @@ impl Connections {
                 "Sockets that somebody else removed and that were made anew",
             ),
         };
-        Self::with("", MAX_CLIENTS, metrics)
+        Self::with("clients", MAX_CLIENTS, metrics)
     }
 
     fn with(what: &'static str, limit: usize, metrics: ConnectionMetrics) -> Self {

@@ -1,21 +1,17 @@
 //! The admin endpoints on the network, for callers who show a certificate.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use sidekey_core::process::serve_admin_over;
+use sidekey_core::server::{MAX_ADMIN, Stopper, accept, stopper};
 use sidekey_core::telemetry::LevelHandle;
-use sidekey_core::{Error, Kind};
+use sidekey_core::{Connections, Error, Kind};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
 use crate::config::{AdminTls, ShimConfig};
 use crate::engine::Engine;
-use crate::tls::Protocol;
-
-/// Callers at a time.
-const MAX_ADMIN_CONNECTIONS: usize = 64;
+use crate::tls::{MAX_STRANGERS, Protocol};
 
 /// Who may call: the list of the configuration in use.
 pub(crate) struct AllowList(ArcSwap<Vec<String>>);
@@ -40,45 +36,50 @@ impl AllowList {
     }
 }
 
-/// The admin endpoints for callers on the network, who must show a certificate.
+/// The admin endpoints for callers on the network, who must show a certificate, until the stopper
+/// is dropped. Those who have not shown one take no place from others.
 pub(crate) async fn serve_admin_tls(
     tls: &AdminTls,
     engine: &mut Engine,
     level: LevelHandle,
     allow: Arc<AllowList>,
-) -> Result<(), Error> {
+) -> Result<Stopper, Error> {
     let identity = engine.identity(&tls.files)?;
-    let listener = TcpListener::bind(tls.listen).await.map_err(|error| {
+    let mut listener = TcpListener::bind(tls.listen).await.map_err(|error| {
         Error::new(Kind::Config, format!("cannot listen on adminTls address {}", tls.listen))
             .with_source(error)
     })?;
     let address = listener.local_addr().unwrap_or(tls.listen);
     tracing::info!(%address, "admin listening with mutual TLS");
-    let shared = engine.shared.clone();
-    let places = Arc::new(Semaphore::new(MAX_ADMIN_CONNECTIONS));
+    let (shared, (stopper, mut stop)) = (engine.shared.clone(), stopper());
+    let strangers = Connections::limited("adminTls strangers", MAX_STRANGERS);
+    let callers = Connections::limited("adminTls", MAX_ADMIN);
     tokio::spawn(async move {
-        loop {
-            let Ok((stream, peer)) = listener.accept().await else {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            };
-            // Callers beyond the limit are let go: a scraper comes again.
-            let Ok(place) = places.clone().try_acquire_owned() else { continue };
+        let serving = accept(&mut listener, &mut stop, |stream, peer| {
             let (identity, allow, shared, level) =
                 (identity.clone(), allow.clone(), shared.clone(), level.clone());
-            tokio::spawn(async move {
-                let _place = place;
-                match identity.accept(stream, Protocol::Http1).await {
+            let (stranger, callers) = (strangers.enter(), callers.clone());
+            async move {
+                let Some(stranger) = stranger else { return };
+                let shaken = tokio::select! {
+                    shaken = identity.accept(stream, Protocol::Http1) => shaken,
+                    _ = stranger.ordered() => return,
+                };
+                drop(stranger);
+                match shaken {
                     Ok((stream, caller)) if allow.admits(&caller.sans) => {
-                        serve_admin_over(stream, shared, level).await;
+                        if let Some(seat) = callers.enter() {
+                            serve_admin_over(stream, shared, level, seat).await;
+                        }
                     }
                     Ok(_) => tracing::warn!(%peer, "admin caller is not on the allow-list"),
                     Err(error) => {
                         tracing::debug!(%peer, error = %error.error.report(), "admin handshake failed")
                     }
                 }
-            });
-        }
+            }
+        });
+        serving.await;
     });
-    Ok(())
+    Ok(stopper)
 }

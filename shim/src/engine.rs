@@ -241,11 +241,9 @@ impl Engine {
             let metrics = self.shared.metrics.clone();
             let service = KmsService::new(router, metrics.requests.clone());
             tracing::info!(socket = %endpoint, "kms listening");
-            let refusals = move |count| {
-                metrics.refused.inc_by(count);
-            };
-            let (drain, clients) = (config.options.drain, self.shared.clients.clone());
-            let serving = serve_kms(listener, service, stop, drain, clients, refusals);
+            let listener = listener.counting(metrics.refused.clone());
+            let (drain, connections) = (config.options.drain, metrics.connections.clone());
+            let serving = serve_kms(listener, service, stop, drain, connections);
             let server = tokio::spawn(serving);
             self.listeners.insert(endpoint, RunningListener { legacy, stopper, server });
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use sidekey_core::Connections;
 use sidekey_core::code_name;
 use sidekey_core::kms::Requests;
 use sidekey_core::metrics::{Counter, Gauge, Labelled, MetricRegistry, ReloadCounter, seconds};
@@ -11,6 +12,7 @@ use sidekey_core::metrics::{Counter, Gauge, Labelled, MetricRegistry, ReloadCoun
 pub(crate) struct ShimMetrics {
     pub(crate) registry: MetricRegistry,
     pub(crate) requests: Arc<Requests>,
+    pub(crate) connections: Connections,
     pub(crate) shared: Counter,
     pub(crate) refused: Counter,
     pub(crate) reloads: ReloadCounter,
@@ -45,6 +47,7 @@ impl Default for ShimMetrics {
             new.counters("kms_shim_forward_errors", "Requests that did not reach a plugin");
         Self {
             requests: Requests::new(None, new.requests("kms_shim")),
+            connections: Connections::of_clients(new, "kms_shim"),
             shared: new.single(
                 "kms_shim_shared_decrypts",
                 "Decrypt requests answered by an equal one already under way",

@@ -27,11 +27,11 @@ use arc_swap::ArcSwap;
 use sidekey_core::app::{App, Begun, ConfigState};
 use sidekey_core::server::{Stopper, stopper};
 use sidekey_core::telemetry::RateLimit;
-use sidekey_core::{Error, Kind, Source, Watcher};
+use sidekey_core::{Connections, Error, Kind, Source, Watcher};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinHandle};
 
-use crate::tls::Identity;
+use crate::tls::{Identity, MAX_STRANGERS};
 pub use command::run;
 pub use config::{Access, Clients, Config};
 use metrics::ProxyMetrics;
@@ -46,10 +46,18 @@ struct Shared {
     clients: ArcSwap<Clients>,
     plugin: ArcSwap<Plugin>,
     drain: ArcSwap<Duration>,
-    connected: sidekey_core::Clients,
+    /// Connections before their clients are known. They take no place from others.
+    strangers: Connections,
     metrics: ProxyMetrics,
     config: ConfigState,
     rejections_logged: RateLimit,
+}
+
+impl Shared {
+    /// Clients that are known.
+    fn connections(&self) -> &Connections {
+        &self.metrics.connections
+    }
 }
 
 /// A running proxy.
@@ -97,7 +105,7 @@ impl Proxy {
                 config.server_uids.clone(),
             )),
             drain: ArcSwap::from_pointee(config.options.drain),
-            connected: sidekey_core::Clients::default(),
+            strangers: Connections::limited("strangers", MAX_STRANGERS),
             rejections_logged: RateLimit::of_requests(),
         });
         let keeper = keep(shared.plugin.load_full());
@@ -119,8 +127,8 @@ impl App for Proxy {
         self.shared.clone()
     }
 
-    fn clients(&self) -> sidekey_core::Clients {
-        self.shared.connected.clone()
+    fn connections(&self) -> Connections {
+        self.shared.connections().clone()
     }
 
     fn state(&self) -> &ConfigState {

@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 use sidekey_core::app::{App, Begun, ConfigState, Given, Program, Surroundings, serve};
 use sidekey_core::config::{Problems, overlay};
 use sidekey_core::process::command_line;
+use sidekey_core::server::Stopper;
 use sidekey_core::telemetry::LevelHandle;
 use sidekey_core::{
-    Clients, Error, Output, ProbeArgs, ProcessFlags, Source, ask, mistakes, read_file, report,
+    Connections, Error, Output, ProbeArgs, ProcessFlags, Source, ask, mistakes, read_file, report,
     usage,
 };
 
@@ -105,6 +106,8 @@ struct ShimApp {
     fallback: Option<ShimConfig>,
     /// Who may call `adminTls`.
     allow: Arc<AllowList>,
+    /// It is served as long as this is kept.
+    admin_tls: Option<Stopper>,
     level: LevelHandle,
 }
 
@@ -211,7 +214,7 @@ impl Program for ShimProgram {
         let kept = Kept { stored, beside: self.file.as_deref().and_then(LastGood::beside) };
         let engine = Engine::new(config.clone(), source, watcher, kept)?;
         let allow = Arc::new(AllowList::new(config));
-        Ok(ShimApp { engine, fallback: self.fallback.take(), allow, level })
+        Ok(ShimApp { engine, fallback: self.fallback.take(), allow, admin_tls: None, level })
     }
 }
 
@@ -222,8 +225,8 @@ impl App for ShimApp {
         self.engine.shared.clone()
     }
 
-    fn clients(&self) -> Clients {
-        self.engine.shared.clients.clone()
+    fn connections(&self) -> Connections {
+        self.engine.shared.metrics.connections.clone()
     }
 
     fn state(&self) -> &ConfigState {
@@ -247,7 +250,7 @@ impl App for ShimApp {
         self.allow.follow(self.engine.config());
         if let Some(tls) = admin_tls {
             let (level, allow) = (self.level.clone(), self.allow.clone());
-            serve_admin_tls(&tls, &mut self.engine, level, allow).await?;
+            self.admin_tls = Some(serve_admin_tls(&tls, &mut self.engine, level, allow).await?);
         }
         Ok(Begun { options: self.engine.config().options.clone(), refused })
     }

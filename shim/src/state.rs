@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use serde::Serialize;
 use sidekey_core::app::{ConfigState, ConfigStatus};
-use sidekey_core::{Clients, Error, Flights, KeyId, Kind, Secret, Source, Trouble, time};
+use sidekey_core::{Error, Flights, KeyId, Kind, Secret, Source, Trouble, time};
 
 use crate::cache::{Cache, CacheKey};
 use crate::config::{Mode, Role};
@@ -24,7 +24,6 @@ pub(crate) struct ShimState {
     pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
     pub(crate) flights: Flights<CacheKey, (Result<Secret, Arc<Error>>, bool)>,
     pub(crate) metrics: Arc<ShimMetrics>,
-    pub(crate) clients: Clients,
     started: SystemTime,
 }
 
@@ -45,6 +44,7 @@ pub(crate) struct ShimStatus {
     pub(crate) mode: &'static str,
     pub(crate) revision: Option<String>,
     pub(crate) config: LoadedStatus,
+    pub(crate) connections: serde_json::Value,
     pub(crate) healthy: bool,
     pub(crate) reason: Option<String>,
     pub(crate) write_key: String,
@@ -90,7 +90,6 @@ impl ShimState {
             identities: Mutex::default(),
             flights: Flights::default(),
             metrics,
-            clients: Clients::default(),
             started: SystemTime::now(),
         }
     }
@@ -147,6 +146,7 @@ impl ShimState {
             },
             revision: config.revision.clone(),
             config: LoadedStatus { config, listeners },
+            connections: self.metrics.connections.status(),
             healthy: announced.is_ok(),
             reason: announced.as_ref().err().map(Error::report),
             write_key: table.writer.id.to_string(),
@@ -192,7 +192,7 @@ impl Source for ShimState {
         let unproven = self.table().writer.announced().is_none();
         let unproven = unproven.then(|| self.announced().err()).flatten();
         let unproven = unproven.map(|error| error.report());
-        unproven.into_iter().chain(self.clients.awaited()).collect()
+        unproven.into_iter().chain(self.metrics.connections.awaited()).collect()
     }
 
     fn sick(&self) -> Vec<String> {

@@ -32,6 +32,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use files::Loaded;
 pub use refusal::{Reason, Refusal};
 
+/// Connections whose clients have not shown who they are, at each address.
+pub(crate) const MAX_STRANGERS: usize = 64;
 /// A handshake takes a few round trips; whoever needs longer is not there or means harm.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// After a failed handshake the peer gets this long, and so many bytes, to read why.

@@ -19,7 +19,7 @@ use crate::metrics::ReloadCounter;
 use crate::process::{Signals, start_admin};
 use crate::reload::ConfigFile;
 use crate::telemetry::{self, LevelHandle};
-use crate::{Clients, Ending, Error, Farewell, Kind, time};
+use crate::{Connections, Ending, Error, Farewell, Kind, time};
 
 /// Where the configuration of a process comes from.
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ pub trait App: Sized {
     /// What the admin endpoints ask.
     fn source(&self) -> Arc<dyn Source>;
     /// The connections that are open.
-    fn clients(&self) -> Clients;
+    fn connections(&self) -> Connections;
     /// What is known of the configuration.
     fn state(&self) -> &ConfigState;
 
@@ -225,7 +225,7 @@ async fn live<P: Program>(
     let mut at_start = AtStart::new(&mut config, level.clone());
     let surroundings = Surroundings { source, watcher: watcher.clone(), level: level.clone() };
     let mut app = program.start(&config, surroundings).await?;
-    let _admin = start_admin(&admin, &socket, app.source(), level).await?;
+    let _admin = start_admin(&admin, &socket, &app.connections(), app.source(), level).await?;
     let begun = tokio::select! {
         begun = app.begin(config) => Some(begun?),
         _ = signals.next() => None,
@@ -251,7 +251,7 @@ async fn live<P: Program>(
             file.retry_current();
         }
     }
-    let mut ending = Ending::new(app.clients());
+    let mut ending = Ending::new(app.connections());
     let farewell = loop {
         tokio::select! {
             // What hangs while it is to prove itself must not delay the end.

@@ -1,9 +1,11 @@
 //! Where a KMS v2 plugin listens: a path or an abstract name.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixStream;
 
@@ -11,7 +13,7 @@ use crate::socket::{Peer, accepted_uids};
 use crate::{Error, Kind};
 
 /// Longest socket path that Linux can bind, without the closing NUL.
-const MAX_PATH: usize = 107;
+pub(crate) const MAX_PATH: usize = 107;
 
 /// A unix socket, written `unix:///path`, `/path` or `unix:///@name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,19 +48,20 @@ impl Endpoint {
 
     /// Connects as kube-apiserver does.
     pub async fn connect(&self) -> std::io::Result<UnixStream> {
-        match self {
-            Self::Path(path) => UnixStream::connect(path).await,
-            Self::Abstract(name) => {
-                // Not the standard library's way: that would wait, and everybody with it, until
-                // a full queue has room.
-                let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-                let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-                let socket = rustix::net::socket_with(family, kind, flags, None)?;
-                let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-                rustix::net::connect(&socket, &address)?;
-                UnixStream::from_std(socket.into())
-            }
-        }
+        UnixStream::from_std(self.knock()?.into())
+    }
+
+    /// Connects without ever waiting: a full queue is an answer, too.
+    pub(crate) fn knock(&self) -> Result<OwnedFd, Errno> {
+        let address = match self {
+            Self::Path(path) => SocketAddrUnix::new(path)?,
+            Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+        };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &address)?;
+        Ok(socket)
     }
 
     /// Refuses a connection whose server runs under none of these uids; our own and root if there

@@ -94,6 +94,16 @@ impl Operation {
     /// All three.
     pub const ALL: [Self; 3] = [Self::Status, Self::Encrypt, Self::Decrypt];
 
+    /// By the path of a request.
+    pub(crate) fn of_path(path: &str) -> Option<Self> {
+        match path.strip_prefix("/v2.KeyManagementService/")? {
+            "Status" => Some(Self::Status),
+            "Encrypt" => Some(Self::Encrypt),
+            "Decrypt" => Some(Self::Decrypt),
+            _ => None,
+        }
+    }
+
     /// As written in configuration, metrics and log.
     pub fn label(self) -> &'static str {
         match self {

@@ -56,6 +56,7 @@ mod backend;
 mod backoff;
 mod canary;
 mod command;
+mod connections;
 mod endpoint;
 mod error;
 mod files;
@@ -99,6 +100,7 @@ pub use command::{
     RotateArgs, RotateCommand, ask, complain, print, report, rotate, say, usage,
 };
 pub use config::{mistakes, read_file};
+pub use connections::{Connections, Seat};
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Kind, code_name};
 pub use files::{Digest, Files, Subscription, Watcher};
@@ -109,7 +111,7 @@ pub use key_id::{
     split_shim_prefix,
 };
 pub use limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_sealed};
-pub use linger::{Clients, Ending, Farewell, Guest};
+pub use linger::{Ending, Farewell};
 pub use provider::{Call, Provider, Sealed};
 pub use run::run;
 pub use secret::Secret;

@@ -11,10 +11,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin::{Admin, Reach, Source};
 use crate::command::{EXIT_USAGE, complain};
-use crate::server::{Stopper, bind, serve_admin, serve_admin_socket, serve_http1, stopper};
+use crate::server::{Stopper, bind, serve_admin, serve_http1, stopper};
 use crate::socket::SocketOptions;
 use crate::telemetry::LevelHandle;
-use crate::{Endpoint, Error, Kind};
+use crate::{Connections, Endpoint, Error, Kind, Seat};
 
 /// Where the admin endpoints are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,6 +101,7 @@ pub(crate) fn bad_usage(error: &clap::Error) -> ExitCode {
 pub(crate) async fn start_admin(
     options: &AdminOptions,
     sockets: &SocketOptions,
+    clients: &Connections,
     source: Arc<dyn Source>,
     level: LevelHandle,
 ) -> Result<Stopper, Error> {
@@ -114,9 +115,10 @@ pub(crate) async fn start_admin(
         tokio::spawn(serve_admin(listener, admin(Reach::of(address.ip())), stop.clone()));
     }
     if let Some(endpoint) = &options.socket {
-        let listener = bind(endpoint, sockets).await?;
+        let mut listener = bind(endpoint, sockets).await?;
+        listener.report_to(clients.clone());
         tracing::info!(socket = %endpoint, "admin listening");
-        tokio::spawn(serve_admin_socket(listener, admin(Reach::Socket), stop));
+        tokio::spawn(serve_admin(listener, admin(Reach::Socket), stop));
     }
     Ok(stopper)
 }
@@ -148,11 +150,11 @@ pub(crate) async fn start_health(
 
 /// Serves the admin endpoints that can be read on one connection of a caller who has shown a
 /// certificate.
-pub async fn serve_admin_over<T>(stream: T, source: Arc<dyn Source>, level: LevelHandle)
+pub async fn serve_admin_over<T>(stream: T, source: Arc<dyn Source>, level: LevelHandle, seat: Seat)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    serve_http1(stream, Arc::new(Admin::new(source, level, Reach::Certificate))).await;
+    serve_http1(stream, Arc::new(Admin::new(source, level, Reach::Certificate)), seat).await;
 }
 
 async fn listen(what: &str, address: SocketAddr, hint: &str) -> Result<TcpListener, Error> {

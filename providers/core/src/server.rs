@@ -1,45 +1,55 @@
-//! Serving HTTP on a socket: accept, serve, drain with a deadline.
+//! Serving on sockets: accept, serve, drain with a deadline.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::{FutureExt, MapOk, TryFutureExt};
-use http::HeaderValue;
-use hyper::body::Incoming;
+use bytes::{Buf, Bytes, BytesMut};
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body as _, Frame, Incoming as IncomingBody};
 use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tonic::Status;
 use tonic::body::Body;
-use tower_service::Service;
+use tower::{Layer, Service};
 
 use crate::admin::Admin;
+use crate::connections::{OpenRequest, Order, Seat};
+use crate::kms::Operation;
 use crate::proto::v2::key_management_service_server::{
     KeyManagementService, KeyManagementServiceServer,
 };
 use crate::socket::{Listener, SocketOptions};
 use crate::stream::QuietStream;
-use crate::telemetry::RateLimit;
-use crate::{Clients, Endpoint, Error};
+use crate::{Connections, Endpoint, Error, Kind};
 
-/// A kube-apiserver has one connection per resources stanza.
-const MAX_CONNECTIONS: usize = 256;
 /// Concurrent requests on one connection; more of them wait at the caller, as HTTP/2 has it.
 const MAX_STREAMS: u32 = 128;
-/// Longest request: twice what the protocol's limits add up to, in whatever way it is cut into
-/// annotations. It bounds what a caller can make us remember.
-const MAX_REQUEST: usize = 128 * 1024;
-/// The codes of gRPC for a request longer than [`MAX_REQUEST`]: as the decoder has it, and as it
-/// should be.
-const OUT_OF_RANGE: &str = "11";
-const INVALID_ARGUMENT: &str = "3";
+/// Longest request. The limits of the protocol add up to 86 KiB if all of the annotations have the
+/// shortest names that there are, and to 35 KiB if they are few.
+const MAX_REQUEST: usize = 96 * 1024;
+/// What a connection may send before it was read: one request, and a few more.
+const STREAM_WINDOW: u32 = 64 * 1024;
+const CONNECTION_WINDOW: u32 = 128 * 1024;
+/// All headers of a request: gRPC's own need some hundred bytes.
+const MAX_HEADERS: u32 = 8 * 1024;
+/// A connection that must make room has this long to finish.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Accepting fails when there are no file descriptors left; they come back.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Admin connections. They are short, and the oldest makes room for the newest: a probe is
+/// answered at once, and whoever is silent must not keep probes out.
+pub const MAX_ADMIN: usize = 64;
 /// Somebody who opens a connection to the admin server has this long to ask.
 const ADMIN_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// And this long to keep on asking: whoever reads nothing must not stay for ever.
@@ -59,17 +69,15 @@ pub fn stopper() -> (Stopper, Stop) {
     (Stopper(sender), Stop(receiver))
 }
 
-/// Connections to the admin endpoints. The oldest makes room for the newest: a probe is answered
-/// at once, and whoever opens connections and is silent must not keep probes out.
-struct Callers {
-    tasks: JoinSet<()>,
-    oldest_first: VecDeque<AbortHandle>,
-    crowded: RateLimit,
+/// Where connections come from.
+pub trait Incoming: Send {
+    /// One of them.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    /// Who is at its other end.
+    type Peer;
+    /// The next one. Dropping the future loses nothing.
+    fn next(&mut self) -> impl Future<Output = (Self::Stream, Self::Peer)> + Send;
 }
-
-/// Answers a request that is longer than it may be as bad input, which it is.
-#[derive(Clone)]
-struct Strict<S>(S);
 
 impl Stopper {
     /// Tells everybody to stop.
@@ -86,175 +94,220 @@ impl Stop {
     }
 }
 
-impl Default for Callers {
-    fn default() -> Self {
-        let (tasks, oldest_first) = Default::default();
-        Self { tasks, oldest_first, crowded: RateLimit::rare() }
-    }
-}
+impl Incoming for TcpListener {
+    type Stream = TcpStream;
+    type Peer = SocketAddr;
 
-impl Callers {
-    fn take_in(&mut self, serving: impl Future<Output = ()> + Send + 'static) {
-        if self.tasks.len() >= MAX_CONNECTIONS {
-            self.oldest_first.retain(|caller| !caller.is_finished());
-            if let Some(oldest) = self.oldest_first.pop_front() {
-                oldest.abort();
+    async fn next(&mut self) -> (TcpStream, SocketAddr) {
+        loop {
+            let error = match self.accept().await {
+                Ok(accepted) => return accepted,
+                Err(error) => error,
+            };
+            // These speak of one connection that is gone, not of the listener.
+            let passing = [io::ErrorKind::ConnectionAborted, io::ErrorKind::ConnectionReset];
+            if !passing.contains(&error.kind()) {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
-            if let Some(suppressed) = self.crowded.pass() {
-                tracing::warn!(
-                    limit = MAX_CONNECTIONS,
-                    suppressed,
-                    "too many admin connections, closing the oldest"
-                );
-            }
-        }
-        self.oldest_first.push_back(self.tasks.spawn(serving));
-    }
-
-    /// Waits until one has left.
-    async fn leave(&mut self) {
-        if self.tasks.is_empty() {
-            return std::future::pending().await;
-        }
-        let _ = self.tasks.join_next().await;
-        if self.tasks.is_empty() {
-            self.oldest_first.clear();
         }
     }
 }
 
-impl<S> Service<http::Request<Incoming>> for Strict<S>
+/// Takes connections in until told to stop, and gives back those that are open then.
+pub async fn accept<I: Incoming, F>(
+    incoming: &mut I,
+    stop: &mut Stop,
+    mut serve: impl FnMut(I::Stream, I::Peer) -> F,
+) -> JoinSet<()>
 where
-    S: Service<http::Request<Incoming>, Response = http::Response<Body>, Error = Infallible>,
+    F: Future<Output = ()> + Send + 'static,
 {
-    type Response = S::Response;
-    type Error = Infallible;
-    type Future = MapOk<S::Future, fn(S::Response) -> S::Response>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: http::Request<Incoming>) -> Self::Future {
-        self.0.call(request).map_ok(|mut response| {
-            let code = response.headers_mut().get_mut(Status::GRPC_STATUS);
-            // Only the decoder says so, and only of length: no kind of error has this code.
-            if let Some(code) = code.filter(|code| *code == OUT_OF_RANGE) {
-                *code = HeaderValue::from_static(INVALID_ARGUMENT);
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            (stream, peer) = incoming.next() => {
+                connections.spawn(serve(stream, peer));
             }
-            response
-        })
+            _ = connections.join_next(), if !connections.is_empty() => {}
+            () = stop.stopped() => return connections,
+        }
     }
 }
 
-/// Serves KMS v2 until told to stop, then lets open requests end within `drain`. Connections are
-/// counted among `clients`; `refusals` is told of those by users who may not connect.
+/// Waits for open connections, but no longer than `drain`.
+pub async fn settle(mut connections: JoinSet<()>, drain: Duration) {
+    let all = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(drain, all).await.is_err() {
+        tracing::warn!(?drain, "open requests were cut off after the drain deadline");
+    }
+}
+
+/// Serves KMS v2 until told to stop, then lets open requests end within `drain`.
 pub async fn serve_kms<S: KeyManagementService>(
-    listener: Listener,
+    mut listener: Listener,
     service: S,
     mut stop: Stop,
     drain: Duration,
-    clients: Clients,
-    mut refusals: impl FnMut(u64),
+    connections: Connections,
 ) {
     let service = KeyManagementServiceServer::new(service);
-    let mut connections = JoinSet::new();
-    let mut refused = listener.refused();
-    let crowded = RateLimit::rare();
-    loop {
-        let (stream, _peer) = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = listener.refusal() => {
-                refusals(listener.refused() - refused);
-                refused = listener.refused();
-                continue;
+    let order = stop.clone();
+    listener.report_to(connections.clone());
+    let serving = accept(&mut listener, &mut stop, |stream, _| {
+        let (seat, service, stop) = (connections.enter(), service.clone(), order.clone());
+        async move {
+            let Some(seat) = seat else { return };
+            match QuietStream::new(stream) {
+                Ok(stream) => serve_kms_over(stream, service, |_| None, seat, stop).await,
+                Err(error) => tracing::warn!(%error, "cannot take a connection over"),
             }
-            _ = connections.join_next(), if !connections.is_empty() => continue,
-            () = stop.stopped() => break,
-        };
-        if connections.len() >= MAX_CONNECTIONS {
-            if let Some(suppressed) = crowded.pass() {
-                tracing::warn!(socket = %listener.endpoint(), limit = MAX_CONNECTIONS, suppressed, "too many connections, closing the newest");
-            }
-            continue;
         }
-        match QuietStream::new(stream) {
-            Ok(stream) => {
-                let serving = serve_kms_over(stream, service.clone(), stop.clone());
-                let guest = clients.enter();
-                connections.spawn(serving.inspect(move |()| drop(guest)));
-            }
-            Err(error) => tracing::warn!(%error, "cannot take a connection over"),
-        }
-    }
+    });
+    let open = serving.await;
     // First no new connections and no socket that leads nowhere, then the open requests.
     listener.close();
-    settle(connections, drain).await;
+    settle(open, drain).await;
 }
 
-/// Serves KMS v2 on one open connection until it ends or, once told to stop, has no open request.
-pub async fn serve_kms_over<T, S>(stream: T, service: KeyManagementServiceServer<S>, mut stop: Stop)
-where
+/// Serves KMS v2 on one open connection until it ends, must make room or, once told to stop, has no
+/// open request. What `refuse` refuses is answered before any of the message has been read.
+pub async fn serve_kms_over<T, S>(
+    stream: T,
+    service: KeyManagementServiceServer<S>,
+    refuse: impl Fn(Operation) -> Option<Status> + Send + 'static,
+    seat: Seat,
+    mut stop: Stop,
+) where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: KeyManagementService,
 {
-    let service = Strict(service.max_decoding_message_size(MAX_REQUEST));
+    let connections = seat.connections();
+    let limited = connections.work().layer(service.clone());
+    let begin = seat.counter();
+    let answering = service_fn(move |request: Request<IncomingBody>| {
+        let mut open = begin();
+        let operation = Operation::of_path(request.uri().path());
+        let refused = operation.and_then(&refuse);
+        // Status is answered from memory: it must not suffer for what others ask.
+        let unlimited = (operation == Some(Operation::Status)).then(|| service.clone());
+        let mut limited = limited.clone();
+        async move {
+            let answer = async {
+                if let Some(status) = refused {
+                    return Err(status);
+                }
+                let (head, body) = request.into_parts();
+                // What nobody knows is refused unread.
+                let message = match operation {
+                    Some(_) => receive(body, &mut open).await?,
+                    None => Bytes::new(),
+                };
+                let request = Request::from_parts(head, Full::new(message));
+                let Ok(answer) = match unlimited {
+                    Some(mut service) => {
+                        open.work().await;
+                        service.call(request).await
+                    }
+                    None => {
+                        let ready = poll_fn(|cx| {
+                            Service::<Request<Full<Bytes>>>::poll_ready(&mut limited, cx)
+                        });
+                        let Ok(()) = ready.await;
+                        open.work().await;
+                        limited.call(request).await
+                    }
+                };
+                Ok(answer)
+            };
+            let answer = answer.await.unwrap_or_else(Status::into_http);
+            open.answered();
+            // It counts as open until its last byte has been taken.
+            let counted = move |frame: Frame<Bytes>| {
+                let _open = &open;
+                frame
+            };
+            Ok::<_, Infallible>(answer.map(|body: Body| body.map_frame(counted)))
+        }
+    });
     let serving = http2::Builder::new(TokioExecutor::new())
         .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_header_list_size(MAX_HEADERS)
         // Nobody asks for the date.
         .auto_date_header(false)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+        .serve_connection(TokioIo::new(seat.watch(stream)), answering);
     let mut serving = std::pin::pin!(serving);
-    let result = tokio::select! {
-        result = serving.as_mut() => result,
-        () = stop.stopped() => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
+    let limit = tokio::select! {
+        result = serving.as_mut() => return ended(result),
+        order = seat.ordered() => match order {
+            Order::Leave => Some(FAREWELL),
+            Order::Gone => return,
+        },
+        () = stop.stopped() => None,
     };
+    serving.as_mut().graceful_shutdown();
+    match limit {
+        Some(limit) => ended(timeout(limit, serving).await.unwrap_or(Ok(()))),
+        None => ended(serving.await),
+    }
+}
+
+/// A whole message: what comes in one piece is passed on as it is.
+async fn receive(mut body: IncomingBody, request: &mut OpenRequest) -> Result<Bytes, Status> {
+    let mut message = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Status::cancelled(error.to_string()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if message.is_empty() && body.is_end_stream() {
+            check_length(&data)?;
+            return Ok(data);
+        }
+        request.hold(data.len()).map_err(|error| Status::from(&error))?;
+        // A copy, because what was read with it would be kept along.
+        message.extend_from_slice(&data);
+        check_length(&message)?;
+    }
+    Ok(message.freeze())
+}
+
+/// By what has come of a message, and by what its beginning says.
+fn check_length(message: &[u8]) -> Result<(), Status> {
+    let announced = message.get(1..5).map_or(0, |mut length| length.get_u32() as usize);
+    let length = announced.max(message.len().saturating_sub(5));
+    if length <= MAX_REQUEST {
+        return Ok(());
+    }
+    let text = format!("the request has {length} bytes, at most {MAX_REQUEST} allowed");
+    Err(Status::from(&Error::new(Kind::Invalid, text)))
+}
+
+fn ended(result: hyper::Result<()>) {
     if let Err(error) = result {
         tracing::debug!(%error, "connection ended");
     }
 }
 
-/// Serves the admin endpoints on TCP.
-pub(crate) async fn serve_admin(listener: TcpListener, admin: Arc<Admin>, mut stop: Stop) {
-    let mut callers = Callers::default();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = callers.leave() => continue,
-            () = stop.stopped() => break,
-        };
-        match accepted {
-            Ok((stream, _)) => callers.take_in(serve_http1(stream, admin.clone())),
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept on the admin address");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+/// Serves the admin endpoints until told to stop.
+pub(crate) async fn serve_admin<I: Incoming>(mut incoming: I, admin: Arc<Admin>, mut stop: Stop) {
+    let connections = Connections::limited("admin", MAX_ADMIN);
+    let serving = accept(&mut incoming, &mut stop, |stream, _| {
+        let (seat, admin) = (connections.enter(), admin.clone());
+        async move {
+            if let Some(seat) = seat {
+                serve_http1(stream, admin, seat).await;
             }
         }
-    }
+    });
+    serving.await;
 }
 
-/// Serves the admin endpoints on a unix socket, calls that change state included.
-pub(crate) async fn serve_admin_socket(listener: Listener, admin: Arc<Admin>, mut stop: Stop) {
-    let mut callers = Callers::default();
-    loop {
-        let (stream, _peer) = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = callers.leave() => continue,
-            () = stop.stopped() => break,
-        };
-        callers.take_in(serve_http1(stream, admin.clone()));
-    }
-    listener.close();
-}
-
-pub(crate) async fn serve_http1<T>(stream: T, admin: Arc<Admin>)
+pub(crate) async fn serve_http1<T>(stream: T, admin: Arc<Admin>, seat: Seat)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = hyper::service::service_fn(move |request| {
+    let service = service_fn(move |request| {
         let response = admin.answer(&request);
         async move { Ok::<_, Infallible>(response) }
     });
@@ -264,31 +317,62 @@ where
         .max_buf_size(16 * 1024)
         .serve_connection(TokioIo::new(stream), service);
     let mut serving = std::pin::pin!(serving);
-    let result = tokio::select! {
-        result = serving.as_mut() => result,
-        () = tokio::time::sleep(ADMIN_LIFETIME) => {
-            serving.as_mut().graceful_shutdown();
-            tokio::time::timeout(ADMIN_HEADER_TIMEOUT, serving).await.unwrap_or(Ok(()))
-        }
-    };
-    if let Err(error) = result {
-        tracing::debug!(%error, "admin connection ended");
+    tokio::select! {
+        result = serving.as_mut() => return ended(result),
+        _ = seat.ordered() => return,
+        () = tokio::time::sleep(ADMIN_LIFETIME) => serving.as_mut().graceful_shutdown(),
     }
+    ended(timeout(ADMIN_HEADER_TIMEOUT, serving).await.unwrap_or(Ok(())));
 }
 
-/// Waits for open connections, but no longer than `drain`.
-async fn settle(mut connections: JoinSet<()>, drain: Duration) {
-    let all = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(drain, all).await.is_err() {
-        tracing::warn!(?drain, "open requests were cut off after the drain deadline");
-    }
-}
-
-/// Binds, and says so when the directory is open to strangers.
+/// Binds, and says so when strangers can come near the socket.
 pub async fn bind(endpoint: &Endpoint, options: &SocketOptions) -> Result<Listener, Error> {
     let (listener, warning) = Listener::bind(endpoint, options).await?;
     if let Some(warning) = warning {
-        tracing::warn!(socket = %endpoint, warning, "socket directory is too open");
+        tracing::warn!(socket = %endpoint, warning, "the socket is open to strangers");
     }
     Ok(listener)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+    use crate::limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, check_decrypt};
+    use crate::proto::v2::DecryptRequest;
+
+    /// The shortest names that annotations can have.
+    fn names() -> impl Iterator<Item = String> {
+        let letters = || ('a'..='z').chain('0'..='9');
+        let pairs = move || letters().flat_map(move |a| letters().map(move |b| (a, b)));
+        let shortest = pairs().map(|(a, b)| format!("{a}.{b}"));
+        shortest
+            .chain(pairs().flat_map(move |(a, b)| letters().map(move |c| format!("{a}.{b}{c}"))))
+    }
+
+    #[test]
+    fn the_longest_request_that_the_protocol_allows_is_taken() {
+        let mut left = MAX_ANNOTATIONS;
+        let fitting = names().take_while(|name| {
+            let fits = name.len() <= left;
+            left = left.saturating_sub(name.len());
+            fits
+        });
+        let uid = "u".repeat(256);
+        let request = DecryptRequest {
+            ciphertext: vec![0; MAX_CIPHERTEXT].into(),
+            uid: uid.clone(),
+            key_id: "k".repeat(crate::MAX_KEY_ID),
+            annotations: fitting.map(|name| (name, Bytes::new())).collect(),
+        };
+        // Go writes empty values too, of two bytes each.
+        let length = request.encoded_len() + 2 * request.annotations.len();
+        check_decrypt(&uid, request).unwrap();
+        assert!((80 * 1024..=MAX_REQUEST).contains(&length), "{length} bytes");
+        let announced = u32::try_from(length).unwrap().to_be_bytes();
+        check_length(&[&[0], &announced[..]].concat()).unwrap();
+        check_length(&[0, 0, 1, 0x80, 1]).unwrap_err();
+    }
 }

@@ -8,16 +8,16 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::metrics::Counter;
+use crate::server::Incoming;
 use crate::telemetry::RateLimit;
-use crate::{Endpoint, Error, Kind};
+use crate::{Connections, Endpoint, Error, Kind};
 
 mod place;
 #[cfg(test)]
@@ -27,6 +27,8 @@ use place::Placed;
 
 /// The first and the longest pause when the system has no resources to accept.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+/// How often to see whether clients still reach us.
+const CHECK: Duration = Duration::from_secs(5);
 
 /// Who may connect, and what the socket file looks like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,9 +58,12 @@ pub struct Listener {
     inner: UnixListener,
     endpoint: Endpoint,
     file: Option<SocketFile>,
+    options: SocketOptions,
     allowed: Vec<u32>,
-    refused: AtomicU64,
-    refusal: Notify,
+    refused: Counter,
+    /// Told of a socket that was gone.
+    report: Option<Connections>,
+    next_check: Instant,
     refusals_logged: RateLimit,
     failures_logged: RateLimit,
 }
@@ -93,7 +98,13 @@ impl Listener {
                     place::bind(endpoint, path, options).await?;
                 (listener, Some(SocketFile { path: path.clone(), dev, ino }), warning)
             }
-            Endpoint::Abstract(_) => (bind_abstract(endpoint)?, None, None),
+            Endpoint::Abstract(_) => {
+                let warning = format!(
+                    "{endpoint} is an abstract socket, which no file mode guards: every process of \
+                     this network namespace can reach it, or take its name before us; use a path"
+                );
+                (bind_abstract(endpoint)?, None, Some(warning))
+            }
         };
         let inner = listener
             .set_nonblocking(true)
@@ -106,9 +117,11 @@ impl Listener {
             inner,
             endpoint: endpoint.clone(),
             file,
+            options: options.clone(),
             allowed,
-            refused: AtomicU64::new(0),
-            refusal: Notify::new(),
+            refused: Counter::default(),
+            report: None,
+            next_check: Instant::now() + CHECK,
             refusals_logged: RateLimit::rare(),
             failures_logged: RateLimit::rare(),
         };
@@ -145,15 +158,15 @@ impl Listener {
         }
     }
 
-    /// Waits until more connections have been [`refused`](Self::refused). That happens while
-    /// somebody waits in [`accept`](Self::accept).
-    pub async fn refusal(&self) {
-        self.refusal.notified().await;
+    /// Counts refused connections there from now on.
+    pub fn counting(mut self, refused: Counter) -> Self {
+        self.refused = refused;
+        self
     }
 
-    /// How many connections were refused because of their uid.
-    pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
+    /// Reports there when the socket was gone.
+    pub(crate) fn report_to(&mut self, connections: Connections) {
+        self.report = Some(connections);
     }
 
     /// Where it listens.
@@ -163,8 +176,30 @@ impl Listener {
 
     /// Whether a client that opens the endpoint would still reach us: somebody may
     /// have removed or replaced the socket file.
-    pub fn is_reachable(&self) -> bool {
+    fn is_reachable(&self) -> bool {
         self.file.as_ref().is_none_or(SocketFile::is_ours)
+    }
+
+    /// Makes the socket anew under its name. What somebody else serves there now is left alone.
+    async fn remake(&mut self) {
+        let made = Self::bind(&self.endpoint, &self.options).await.map(|(mut fresh, _)| {
+            std::mem::swap(&mut self.inner, &mut fresh.inner);
+            std::mem::swap(&mut self.file, &mut fresh.file);
+        });
+        if let Some(report) = &self.report {
+            report.socket(&self.endpoint, &made);
+        }
+        let endpoint = &self.endpoint;
+        match made {
+            Ok(()) => tracing::warn!(%endpoint, "the socket was gone and is made anew"),
+            Err(error) => {
+                if let Some(suppressed) = self.failures_logged.pass() {
+                    let error = error.report();
+                    tracing::error!(%endpoint, error, suppressed,
+                        "the socket is gone and cannot be made anew; trying again");
+                }
+            }
+        }
     }
 
     /// Stops listening and removes the socket file if it is still ours.
@@ -177,8 +212,7 @@ impl Listener {
         {
             return Some(peer);
         }
-        self.refused.fetch_add(1, Ordering::Relaxed);
-        self.refusal.notify_one();
+        self.refused.inc();
         if let Some(suppressed) = self.refusals_logged.pass() {
             let endpoint = &self.endpoint;
             match peer {
@@ -193,6 +227,25 @@ impl Listener {
             }
         }
         None
+    }
+}
+
+impl Incoming for Listener {
+    type Stream = UnixStream;
+    type Peer = Peer;
+
+    /// Sees now and then whether clients still reach us: somebody may have removed the socket.
+    async fn next(&mut self) -> (UnixStream, Peer) {
+        loop {
+            tokio::select! {
+                accepted = self.accept() => return accepted,
+                () = sleep_until(self.next_check) => {}
+            }
+            if !self.is_reachable() {
+                self.remake().await;
+            }
+            self.next_check = Instant::now() + CHECK;
+        }
     }
 }
 

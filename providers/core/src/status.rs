@@ -16,6 +16,7 @@ pub(crate) struct ProcessStatus {
     pub(crate) version: &'static str,
     pub(crate) started: String,
     pub(crate) config: ConfigStatus,
+    pub(crate) connections: serde_json::Value,
     pub(crate) keys: Vec<KeyStatus>,
 }
 

@@ -18,7 +18,7 @@ use crate::metrics::{KeyMetrics, ProviderMetrics};
 use crate::server::{Stopper, bind, serve_kms, stopper};
 use crate::socket::{Listener, SocketOptions};
 use crate::status::{KeyStatus, ProcessStatus, time};
-use crate::{Clients, Error, Kind};
+use crate::{Connections, Error, Kind};
 
 /// The moment that clients have to give back what they hold.
 const CLOSE_TIME: Duration = Duration::from_secs(2);
@@ -29,7 +29,6 @@ pub(crate) struct ProviderState {
     started: SystemTime,
     keys: RwLock<BTreeMap<KeyNumber, Arc<Key>>>,
     config: ConfigState,
-    clients: Clients,
     metrics: Arc<ProviderMetrics>,
 }
 
@@ -61,7 +60,6 @@ impl Supervisor {
             started: SystemTime::now(),
             keys: RwLock::default(),
             config: ConfigState::new(source, metrics.config_reloads.clone()),
-            clients: Clients::default(),
             metrics: Arc::new(metrics),
         };
         Self { shared: Arc::new(shared), watcher, running: BTreeMap::new(), health: None }
@@ -141,11 +139,9 @@ impl Supervisor {
         tracing::info!(key = %id, socket = %spec.endpoint, "kms listening");
         let observed = Requests::new(Some(id.0), self.shared.metrics.requests(id));
         let service = KmsService::new(key.clone(), observed);
-        let (clients, refused) = (self.shared.clients.clone(), key.metrics.refused.clone());
-        let refusals = move |count| {
-            refused.inc_by(count);
-        };
-        let server = tokio::spawn(serve_kms(listener, service, stop, drain, clients, refusals));
+        let listener = listener.counting(key.metrics.refused.clone());
+        let connections = self.shared.metrics.connections.clone();
+        let server = tokio::spawn(serve_kms(listener, service, stop, drain, connections));
         let keeper = Keeper::new(key.clone(), spec, probe, &self.watcher, requests, inbox);
         tokio::spawn(keeper.run());
         let options = (probe, socket.clone());
@@ -174,8 +170,8 @@ impl App for Supervisor {
         self.shared.clone()
     }
 
-    fn clients(&self) -> Clients {
-        self.shared.clients.clone()
+    fn connections(&self) -> Connections {
+        self.shared.metrics.connections.clone()
     }
 
     fn state(&self) -> &ConfigState {
@@ -242,7 +238,7 @@ impl Source for ProviderState {
                 Ok(()) => format!("key {}: waiting", key.id),
             })
         });
-        pending.extend(self.clients.awaited());
+        pending.extend(self.metrics.connections.awaited());
         pending
     }
 
@@ -257,6 +253,7 @@ impl Source for ProviderState {
             version: crate::VERSION,
             started: time(self.started),
             config: self.config.status(),
+            connections: self.metrics.connections.status(),
             keys: keys.values().map(|key| KeyStatus::of(key)).collect(),
         };
         serde_json::to_value(status).unwrap_or_default()

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sidekey_core::Connections;
 use sidekey_core::kms::Requests;
 use sidekey_core::metrics::{Counter, Gauge, Labelled, MetricRegistry, ReloadCounter, seconds};
 
@@ -23,7 +24,7 @@ pub(super) struct ProxyMetrics {
     registry: MetricRegistry,
     pub(super) requests: Arc<Requests>,
     pub(super) config_reloads: ReloadCounter,
-    pub(super) connections: Gauge,
+    pub(super) connections: Connections,
     socket_errors: Labelled<Counter>,
     rejected: Labelled<Counter>,
     connected: Gauge,
@@ -43,7 +44,7 @@ impl ProxyMetrics {
                 "socket_proxy_config_reloads",
                 "Attempts to take over a changed configuration",
             ),
-            connections: new.single("socket_proxy_connections", "Open connections of clients"),
+            connections: Connections::of_clients(new, "socket_proxy"),
             socket_errors: new.counters(
                 "socket_proxy_socket_errors",
                 "Failures on the way to the plugin, not answers of the plugin",

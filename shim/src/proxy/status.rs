@@ -11,7 +11,7 @@ impl Source for Shared {
     /// It listens as soon as it exists, and does not wait for the plugin: a client that asks too
     /// early gets an answer that says so.
     fn pending(&self) -> Vec<String> {
-        self.connected.awaited().into_iter().collect()
+        self.connections().awaited().into_iter().collect()
     }
 
     fn sick(&self) -> Vec<String> {
@@ -55,7 +55,7 @@ impl Source for Shared {
             "started": time(self.started),
             "listen": self.address.to_string(),
             "plaintext": self.identity.is_none(),
-            "connections": self.metrics.connections.get(),
+            "connections": self.connections().count(),
             "config": self.config.status(),
             "plugin": {
                 "endpoint": plugin.endpoint().to_string(),

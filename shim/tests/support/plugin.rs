@@ -11,7 +11,7 @@ use sidekey_core::proto::v2::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
 };
 use sidekey_core::server::{Stopper, serve_kms, stopper};
-use sidekey_core::{Clients, Endpoint, Listener, SocketOptions};
+use sidekey_core::{Connections, Endpoint, Listener, SocketOptions};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tonic::{Code, Request, Response, Status};
@@ -91,8 +91,7 @@ impl Plugin {
             service,
             stop,
             Duration::ZERO,
-            Clients::default(),
-            |_| {},
+            Connections::default(),
         ));
         Self { path: path.to_owned(), manners, stopper, server }
     }

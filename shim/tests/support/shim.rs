@@ -41,6 +41,10 @@ impl Shim {
         self.listens().await;
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn write(&self, document: &Value) {
         write(&self.directory, document);
     }

@@ -63,6 +63,13 @@ impl<K: Kms> KmsService<K> {
     pub fn new(kms: K, requests: Arc<Requests>) -> Self {
         Self { kms, requests }
     }
+
+    /// Why whoever is connected may not ask for this, if so: asked before the message is read.
+    pub fn refuse(&self, operation: Operation) -> Option<Status> {
+        let error = self.kms.permit(operation).err()?;
+        let asked = self.requests.begin(operation, &MetadataMap::default());
+        asked.end(&self.kms, "", Err::<(), _>(error.into())).err()
+    }
 }
 
 #[tonic::async_trait]
@@ -72,11 +79,8 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         request: Request<StatusRequest>,
     ) -> Result<Response<StatusResponse>, Status> {
         let asked = self.requests.begin(Operation::Status, request.metadata());
-        let result = async {
-            self.kms.permit(asked.operation)?;
-            self.kms.status(asked.deadline).await
-        };
-        let report = asked.end(&self.kms, "", result.await)?;
+        let result = self.kms.status(asked.deadline).await;
+        let report = asked.end(&self.kms, "", result)?;
         let mut response = Response::new(report.response);
         if let Some(age) = report.proof_age {
             let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
@@ -93,7 +97,6 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         let EncryptRequest { plaintext, uid } = request.into_inner();
         let plaintext = Secret::received(plaintext);
         let result = async {
-            self.kms.permit(asked.operation)?;
             check_encrypt(&uid, &plaintext)?;
             self.kms.encrypt(plaintext, &Call { uid: &uid, deadline: asked.deadline }).await
         };
@@ -113,7 +116,6 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         let mut request = request.into_inner();
         let uid = std::mem::take(&mut request.uid);
         let result = async {
-            self.kms.permit(asked.operation)?;
             let sealed = check_decrypt(&uid, request)?;
             self.kms.decrypt(sealed, &Call { uid: &uid, deadline: asked.deadline }).await
         };
@@ -294,7 +296,9 @@ mod tests {
         let service = KmsService::new(places.clone(), Requests::new(None, metrics));
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (_stopper, stop) = stopper();
-        tokio::spawn(serve_kms_over(theirs, KeyManagementServiceServer::new(service), stop));
+        let seat = crate::Connections::default().enter().unwrap();
+        let service = KeyManagementServiceServer::new(service);
+        tokio::spawn(serve_kms_over(theirs, service, |_| None, seat, stop));
         let mut client = client::over(ours, Uri::from_static("http://localhost")).await.unwrap();
         let request = EncryptRequest { plaintext: vec![0x5a; SIZE].into(), uid: "u".into() };
         client.encrypt(request).await.unwrap();

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::config::KeyNumber;
 use crate::kms::Operation;
-use crate::{Endpoint, KeyId, Kind};
+use crate::{Connections, Endpoint, KeyId, Kind};
 
 /// What is asked of a KMS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,7 @@ pub(crate) enum BackendCall {
 pub(crate) struct ProviderMetrics {
     pub(crate) registry: MetricRegistry,
     pub(crate) config_reloads: ReloadCounter,
+    pub(crate) connections: Connections,
     /// In the order of [`Operation`].
     requests: [Labelled<Counter>; 3],
     durations: Labelled<Histogram>,
@@ -61,6 +62,7 @@ impl ProviderMetrics {
         let new = &mut registry;
         new.build_info("kms_build_info", &[("provider", provider)]);
         Self {
+            connections: Connections::of_clients(new, "kms"),
             config_reloads: new.reloads(
                 "kms_config_reloads",
                 "Attempts to take over a changed configuration file",

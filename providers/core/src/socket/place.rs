@@ -10,20 +10,18 @@ use std::time::Duration;
 
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{Peer, SocketOptions, in_use};
+use crate::endpoint::MAX_PATH;
 use crate::{Endpoint, Error, Kind};
-
-/// Longest socket path that Linux can bind, without the closing NUL.
-const MAX_PATH: usize = 107;
 
 /// Our directories within that of the socket; each lives for an instant.
 const PREFIX: &str = ".sidekey-";
 
-/// Whoever holds the directory's lock this long does not mean to let go of it.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// Whoever holds the directory's lock for two seconds does not mean to let go of it.
+const LOCK_ATTEMPTS: u32 = 200;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// A socket that listens under its final name.
 pub(super) struct Placed {
@@ -43,11 +41,12 @@ pub(super) enum Answer {
     Nothing,
 }
 
-/// The directory of the socket, locked against all others who place one there.
+/// The directory of the socket, locked against all others of us who place one there.
 pub(super) struct Parent<'a> {
     fd: OwnedFd,
     path: &'a Path,
     endpoint: &'a Endpoint,
+    locked: bool,
 }
 
 /// A private directory that goes when dropped, with the socket in it, if any.
@@ -77,7 +76,9 @@ pub(super) async fn bind(
             .with_hint("use 0660 or 0600"));
     }
     let parent = Parent::lock(endpoint, parent).await?;
-    parent.sweep();
+    if parent.locked {
+        parent.sweep();
+    }
     let stale = parent.inspect(name)?;
     let nest = Nest::new(&parent)?;
     let (listener, inside) = nest.listen(name, options)?;
@@ -89,14 +90,8 @@ pub(super) async fn bind(
 
 /// Knocks without ever waiting: a full queue is an answer, too.
 pub(super) fn ask(endpoint: &Endpoint) -> Result<Answer, Errno> {
-    let address = match endpoint {
-        Endpoint::Path(path) => SocketAddrUnix::new(path)?,
-        Endpoint::Abstract(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
-    };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match rustix::net::connect(&fd, &address) {
-        Ok(()) => Ok(Answer::Alive(describe(fd))),
+    match endpoint.knock() {
+        Ok(fd) => Ok(Answer::Alive(describe(fd))),
         Err(Errno::AGAIN) => Ok(Answer::Alive("a busy process".to_owned())),
         Err(Errno::PROTOTYPE) => Ok(Answer::Alive("a process of another protocol".to_owned())),
         Err(Errno::CONNREFUSED) => Ok(Answer::Dead),
@@ -128,25 +123,18 @@ impl<'a> Parent<'a> {
                 .with_source(std::io::Error::from(error))
                 .with_hint(hint)
         })?;
-        let parent = Self { fd, path, endpoint };
-        let deadline = Instant::now() + LOCK_PATIENCE;
-        loop {
-            match rustix::fs::flock(&parent.fd, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(parent),
-                Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                    sleep(Duration::from_millis(10)).await;
-                }
-                Err(Errno::WOULDBLOCK) => {
-                    let what = format!("another process keeps directory {path:?} locked");
-                    return Err(failed(endpoint, what).with_hint(format!(
-                        "find it with: fuser -v {}; give the socket a directory of its own",
-                        path.display()
-                    )));
-                }
-                Err(error) => return Err(parent.failed("lock directory", error)),
+        // Everybody who can read the directory can hold the lock, and must not keep us from starting.
+        // Without it two of us who start at once may both fail, and start again.
+        for _ in 0..LOCK_ATTEMPTS {
+            if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                return Ok(Self { fd, path, endpoint, locked: true });
             }
+            sleep(LOCK_PAUSE).await;
         }
+        let hint = format!("fuser -v {} shows who", path.display());
+        tracing::warn!(directory = %path.display(), hint,
+            "another process keeps the socket's directory locked; going on without");
+        Ok(Self { fd, path, endpoint, locked: false })
     }
 
     /// Removes what a killed process left behind. We hold the lock under which such

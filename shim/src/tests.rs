@@ -267,14 +267,18 @@ proptest! {
         good.store(&path).unwrap();
         let loaded = LastGood::load(&path);
         prop_assert_eq!(loaded.as_ref(), Some(&good));
-        prop_assert_eq!(good.memory(), memory);
+        prop_assert_eq!(&good.memory(), &memory);
 
         let sound = std::fs::read(&path).unwrap();
         let mut bytes = sound.clone();
         bytes[at.index(sound.len())] = byte;
         std::fs::write(&path, &bytes).unwrap();
-        // White space may change, and nothing else.
-        prop_assert!(LastGood::load(&path).is_none_or(|loaded| loaded == good));
+        // White space may change, or the name of a checksum over nothing, and no content.
+        if let Some(loaded) = LastGood::load(&path) {
+            prop_assert_eq!(&loaded.document, &good.document);
+            prop_assert_eq!(&loaded.past_writers, &good.past_writers);
+            prop_assert_eq!(&loaded.memory(), &memory);
+        }
         std::fs::write(&path, &sound[..cut.index(sound.len())]).unwrap();
         prop_assert_eq!(LastGood::load(&path), None);
     }

@@ -16,7 +16,7 @@ use sidekey_core::proto::v2::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
 };
 use sidekey_core::server::{Stopper, bind, serve_kms, stopper};
-use sidekey_core::{Clients, Endpoint, SocketOptions};
+use sidekey_core::{Connections, Endpoint, SocketOptions};
 use tonic::{Code, Request, Response, Status, async_trait};
 
 /// What is done to every request.
@@ -54,8 +54,8 @@ impl FaultyKms {
         let now = Mutex::new((None, endpoint(plugin)?));
         let plan = Arc::new(Plan { now, calls: AtomicU64::new(0) });
         let (stopper, stop) = stopper();
-        let (service, clients) = (Forwarder(plan.clone()), Clients::default());
-        let serving = serve_kms(listener, service, stop, Duration::ZERO, clients, |_| ());
+        let (service, clients) = (Forwarder(plan.clone()), Connections::default());
+        let serving = serve_kms(listener, service, stop, Duration::ZERO, clients);
         tokio::spawn(serving);
         Ok(Self { socket, plan, _stopper: stopper })
     }

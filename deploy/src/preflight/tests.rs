@@ -51,7 +51,8 @@ fn run(defect: Defect) -> Running {
         while let Ok((stream, _)) = listener.accept().await {
             let plugin = Plugin { defect, calls: calls.clone() };
             let service = KeyManagementServiceServer::new(plugin);
-            tokio::spawn(serve_kms_over(stream, service, stop.clone()));
+            let seat = sidekey_core::Connections::default().enter().unwrap();
+            tokio::spawn(serve_kms_over(stream, service, |_| None, seat, stop.clone()));
         }
     });
     Running { endpoint: Endpoint::Path(path), _stopper: stopper, _directory: directory }

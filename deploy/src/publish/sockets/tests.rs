@@ -13,8 +13,8 @@ use crate::render::{PartName, Phase, ResolvedFiles, render};
 const LAYOUTS: [SocketLayout; 2] = [SocketLayout::Own, SocketLayout::Shared];
 
 fn encryption(keys: &[(u64, &str)]) -> SecretEncryption {
-    let keys = keys.iter().map(|(id, vendor)| {
-        let role = if *id == 1 { "write" } else { "read" };
+    let keys = keys.iter().enumerate().map(|(index, (id, vendor))| {
+        let role = if index == 0 { "write" } else { "read" };
         json!({"id": id, "type": vendor, "role": role, "kek": {"key": id}})
     });
     let keys: Vec<Value> = keys.collect();

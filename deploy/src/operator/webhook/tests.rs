@@ -140,7 +140,7 @@ fn a_pod_gets_native_sidecars_that_mount_secrets_and_keeps_all_that_it_had() {
 fn a_pod_has_sockets_as_heads_know_them() {
     let shares = |told: bool| {
         let encryption = encryption(|document| document["status"]["isolatedSockets"] = told.into());
-        let after = patched(&pod(), about(&pod(), &[encryption.clone()]));
+        let after = patched(&pod(), about(&pod(), std::slice::from_ref(&encryption)));
         assert_eq!(about(&after, &[encryption]), Decision::Untouched);
         crate::inject::shares_sockets(&after["spec"], &["aws".to_owned()].into())
     };

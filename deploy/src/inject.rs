@@ -27,15 +27,18 @@ mod vault;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
 use crate::{Error, VERSION};
 pub use input::{Described, described, sidecars};
 pub use minter::Minter;
-pub use presence::{is_whole, vendors_of};
-pub use profiles::{AwsKms, AzureAccess, AzureKms, HostedKms, IbmKms, Sidecars, VaultPlugin};
+pub use presence::{is_whole, shares_sockets, vendors_of};
+pub use profiles::{
+    AwsKms, AzureAccess, AzureKms, HostedKms, IbmKms, ONE_DIRECTORY, Sidecars, SocketLayout,
+    VaultPlugin,
+};
 pub use record::Profile;
 use text::Draft;
 
@@ -92,7 +95,14 @@ pub fn inject(text: &str, wanted: &Wanted) -> Result<Injected, Error> {
     let draft = read(text)?;
     let targets = pods::with_container(&draft, &wanted.container)?;
     change_all(draft, targets, |draft, object, warnings| {
+        let before = draft.at(&object.spec()).map(text::Node::value).unwrap_or_default();
         strip::strip(draft, object, &mut Vec::new())?;
+        if presence::shares_sockets(&before, &BTreeSet::new()) {
+            warnings.push(format!(
+                "{object}: its sidecars had all sockets in one directory; now each has its own: \
+                 publish with this version before this is applied"
+            ));
+        }
         add::add(draft, object, wanted, warnings).map(Some)
     })
 }

@@ -67,6 +67,10 @@ pub struct Spec {
     /// kube-apiserver can read them otherwise. No document says it: it is the operator's to know.
     #[serde(skip)]
     pub unread: Vec<String>,
+    /// No pod has all of its sockets in one directory any more, as pods had them before. No document
+    /// says it: it is for whoever publishes to know.
+    #[serde(skip)]
+    pub sockets_apart: bool,
     /// How long kube-apiserver waits for the shim.
     pub timeout: String,
     /// Where providers run.
@@ -265,6 +269,7 @@ impl Default for Spec {
             resources: DEFAULT_RESOURCES.map(str::to_owned).to_vec(),
             stanzas: Vec::new(),
             unread: Vec::new(),
+            sockets_apart: false,
             timeout: "5s".to_owned(),
             placement: Placement::default(),
             images: BTreeMap::new(),
@@ -369,11 +374,23 @@ impl Key {
     }
 
     /// How the shim reaches it.
-    pub fn endpoints(&self) -> Vec<String> {
-        match self.endpoints.as_slice() {
-            [] => vec![self.listen.clone()],
-            given => given.to_vec(),
-        }
+    ///
+    /// What a provider listens on in the one directory of before is in its own one now, wherever
+    /// pods are of today's form; in older pods it is where it was, and both places are named until
+    /// all pods have sockets `apart`.
+    pub fn endpoints(&self, apart: bool) -> Vec<String> {
+        let own = names::own_socket(&self.vendor, &self.listen).filter(|_| !self.is_external());
+        let Some(own) = own.filter(|own| self.is_local(own)) else {
+            let listen = [&self.listen].into_iter().filter(|_| self.endpoints.is_empty());
+            return listen.chain(&self.endpoints).cloned().collect();
+        };
+        let before = Some(self.listen.clone()).filter(|_| !apart);
+        [own].into_iter().chain(before).collect()
+    }
+
+    /// Whether no endpoint is said to be anywhere but where it listens.
+    fn is_local(&self, own: &str) -> bool {
+        self.endpoints.iter().all(|endpoint| *endpoint == self.listen || endpoint == own)
     }
 }
 

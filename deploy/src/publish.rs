@@ -15,6 +15,7 @@ pub mod check;
 mod cluster;
 pub mod directory;
 pub mod live;
+mod sockets;
 pub mod view;
 
 use std::collections::BTreeSet;

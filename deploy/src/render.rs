@@ -222,7 +222,12 @@ fn provider(
             beside.insert(file.name.clone(), files.content(&file.source));
         }
     }
-    let admin = names::provider_admin_socket(vendor);
+    // Pods of before have no other directory than the one of all sockets.
+    let before = list.iter().filter_map(|key: &Value| key["listen"].as_str());
+    let admin = match before.filter_map(|listen| names::own_socket(vendor, listen)).next() {
+        Some(_) => names::shared_admin_socket(vendor),
+        None => names::provider_admin_socket(vendor),
+    };
     (json!({"adminSocket": admin, "keys": list}), beside)
 }
 
@@ -250,16 +255,17 @@ fn shim(encryption: &SecretEncryption) -> Value {
     if !adopted.is_empty() {
         document["adopt"] = adopted.into();
     }
-    document["keys"] = spec.keys.iter().map(shim_key).collect();
+    let keys = spec.keys.iter().map(|key| shim_key(key, spec.sockets_apart));
+    document["keys"] = keys.collect();
     document
 }
 
-fn shim_key(key: &Key) -> Value {
+fn shim_key(key: &Key, apart: bool) -> Value {
     let mut entry = json!({
         "id": key.id,
         "type": key.vendor,
         "role": key.role,
-        "endpoints": key.endpoints(),
+        "endpoints": key.endpoints(apart),
         "fingerprint": key.fingerprint(),
     });
     if key.is_external() {

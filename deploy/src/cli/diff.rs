@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args, console: &Console) -> Result<Exit, Error> {
 async fn work(args: &Args) -> Result<Compared, Error> {
     let document = args.source.document()?;
     let to = args.to_dir.clone().map(|path| Directory { path, group: None });
-    let (target, live, mut encryption, files) = prepare(&args.source, document, to).await?;
+    let (target, live, mut encryption, files) = prepare(&args.source, document, to, false).await?;
     live.keep_canaries(&mut encryption)?;
     let draft = render(&encryption, 0, &files, args.source.phase())?;
     let diff = Diff::between(&live, &draft)?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::inject::{self, Change, Injected, Profile, Sidecars, Wanted};
+use crate::inject::{self, Change, Injected, Profile, Sidecars, SocketLayout, Wanted};
 use crate::{Console, Error, Exit, Report, files};
 
 /// Put sidecars into the manifests of API servers, or take them out
@@ -173,7 +173,7 @@ fn by_name(args: &Args) -> Result<Sidecars, Error> {
     let mut vendors = args.provider.clone();
     vendors.sort();
     vendors.dedup();
-    Ok(Sidecars::Sidekey { vendors, minters: Vec::new() })
+    Ok(Sidecars::Sidekey { vendors, minters: Vec::new(), layout: SocketLayout::Own })
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

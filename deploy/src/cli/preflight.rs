@@ -117,7 +117,8 @@ async fn prove_key(
     options: &Options,
 ) -> Result<KeyReport, Error> {
     if key.is_external() {
-        let socket = key.endpoints().into_iter().find_map(|text| text.parse::<Endpoint>().ok());
+        let socket =
+            key.endpoints(false).into_iter().find_map(|text| text.parse::<Endpoint>().ok());
         let socket = socket.ok_or_else(|| {
             Error::failed(format!("key {} is served by others, over a network", key.id))
                 .hint("ask its plugin where it runs: sidekey preflight --socket")

@@ -61,6 +61,9 @@ pub(super) struct Args {
     /// Take over what others have changed in our Secrets
     #[arg(long)]
     force_conflicts: bool,
+    /// Every pod has sidecars of this version: their sockets are looked for nowhere else any more
+    #[arg(long)]
+    sockets_apart: bool,
     /// Check everything and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -98,7 +101,8 @@ async fn work(args: &Args) -> Result<Published, Error> {
     }
     let document = args.source.document()?;
     let to = args.to_dir.clone().map(|path| Directory { path, group: Some(args.gid) });
-    let (target, live, mut encryption, files) = prepare(&args.source, document, to).await?;
+    let (target, live, mut encryption, files) =
+        prepare(&args.source, document, to, args.sockets_apart).await?;
     live.keep_canaries(&mut encryption)?;
     let mut without = Vec::new();
     if let Some(bin_dir) = args.bin_dir.clone().filter(|_| !args.dry_run) {
@@ -161,6 +165,7 @@ pub(super) async fn prepare(
     source: &Source,
     document: Document,
     directory: Option<Directory>,
+    apart: bool,
 ) -> Result<(Target, Live, SecretEncryption, ResolvedFiles), Error> {
     let explicit = source.access.kubeconfig.is_some() || source.access.context.is_some();
     let client = match directory {
@@ -181,7 +186,9 @@ pub(super) async fn prepare(
         Document::ApiServer(server) => server.name.clone(),
     };
     let live = target.live(&name).await?;
-    let loaded = source.load(document, Profile::Sidekey, client.as_ref(), &live).await?;
+    let mut loaded = source.load(document, Profile::Sidekey, client.as_ref(), &live).await?;
+    let before = !apart && live.may_serve_pods_of_before()?;
+    live.keep_sockets(&mut loaded.encryption, before)?;
     Ok((target, live, loaded.encryption, loaded.files))
 }
 

@@ -72,6 +72,9 @@ struct FileSummary {
 
 pub(super) fn run(args: &Args, console: &Console) -> Result<Exit, Error> {
     let objects = super::block_on(objects(args))?;
+    if args.profile != Profile::Sidekey {
+        console.warn(crate::inject::ONE_DIRECTORY);
+    }
     let wanted = |object: &&Value| {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         args.part.is_empty() || args.part.iter().any(|part| part == name)

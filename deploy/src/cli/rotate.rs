@@ -98,7 +98,8 @@ async fn work(args: &Args, console: &Console) -> Result<Answer, Error> {
     let source = Source::of(args.file.clone(), namespace.clone(), access.clone());
     let (path, group) = (args.to_dir.clone(), Some(args.gid));
     let directory = path.map(|path| Directory { path, group });
-    let (target, live, wanted, files) = prepare(&source, source.document()?, directory).await?;
+    let (target, live, wanted, files) =
+        prepare(&source, source.document()?, directory, false).await?;
     let store = match &target {
         Target::Cluster { client, namespace } => Store::cluster(client.clone(), namespace),
         Target::Directory(directory) => Store::directory(&directory.path),

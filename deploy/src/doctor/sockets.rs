@@ -33,7 +33,7 @@ pub(super) async fn examine(
         if !file(&endpoint, findings) {
             continue;
         }
-        if endpoint.to_string().ends_with("-admin.sock") {
+        if endpoint.to_string().ends_with("admin.sock") {
             admin(&endpoint, options, findings, &mut seen).await;
         } else {
             plugin(&endpoint, options, findings, &mut seen).await;

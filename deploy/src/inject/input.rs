@@ -6,7 +6,7 @@ use serde_json::Value;
 use sidekey_core::config::{Problems, document};
 
 use super::minter::Minter;
-use super::profiles::{AwsKms, HostedKms, Sidecars};
+use super::profiles::{AwsKms, HostedKms, Sidecars, SocketLayout};
 use super::record::Profile;
 use super::{hosted, vault};
 use crate::Error;
@@ -66,7 +66,7 @@ pub fn sidecars(encryption: &SecretEncryption, profile: Profile) -> Result<Sidec
                 kubeconfig: spec.control_plane.local_kubeconfig.clone(),
                 server: None,
             });
-            Ok(Sidecars::Sidekey { vendors, minters: minters.collect() })
+            Ok(Sidecars::Sidekey { vendors, minters: minters.collect(), layout: SocketLayout::Own })
         }
         Profile::OpenShift => {
             let plugins = vault::plugins(&spec.keys)?;

@@ -1,11 +1,12 @@
 //! What is in a pod, as its annotation and its containers say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
 use super::minter;
 use super::record::{ANNOTATION, Profile, Record};
+use crate::model::names;
 
 /// Before the vendor in the name of a provider's sidecar.
 const PREFIX: &str = "sidekey-";
@@ -46,6 +47,22 @@ pub fn is_whole(annotations: &BTreeMap<String, String>, spec: &Value) -> bool {
     record.mounts.iter().all(mounted) && record.flags.iter().all(|flag| given(&flag.set))
 }
 
+/// Whether a pod has its sockets in one directory, as pods were made before: a provider has none of
+/// its own, or the shim does not see that of one of these vendors.
+pub fn shares_sockets(spec: &Value, vendors: &BTreeSet<String>) -> bool {
+    let mut containers = items(&spec["initContainers"]).chain(items(&spec["containers"]));
+    containers.any(|container| {
+        let mounts =
+            |path: &str| items(&container["volumeMounts"]).any(|mount| mount["mountPath"] == path);
+        let lacks = |vendor: &str| !mounts(&names::provider_sockets(vendor));
+        match container["name"].as_str() {
+            Some(SHIM) => vendors.iter().any(|vendor| lacks(vendor)),
+            Some(name) => name.strip_prefix(PREFIX).is_some_and(lacks) && mounts(names::SOCKETS),
+            None => false,
+        }
+    })
+}
+
 fn read(annotations: &BTreeMap<String, String>) -> Option<Record> {
     serde_json::from_str(annotations.get(ANNOTATION)?).ok()
 }
@@ -59,7 +76,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::inject::{Minter, Sidecars, Wanted, inject};
+    use crate::inject::{Minter, Sidecars, SocketLayout, Wanted, inject};
     use crate::model::{ControlPlane, Token};
 
     fn template() -> (BTreeMap<String, String>, Value) {
@@ -72,6 +89,7 @@ mod tests {
                     kubeconfig: ControlPlane::default().local_kubeconfig,
                     server: None,
                 }],
+                layout: SocketLayout::Own,
             },
             images: BTreeMap::new(),
             static_pod: false,

@@ -23,6 +23,8 @@ pub enum Sidecars {
         vendors: Vec<String>,
         /// What mints tokens for them; those of other vendors are not put in.
         minters: Vec<Minter>,
+        /// Where providers have their sockets.
+        layout: SocketLayout,
     },
     /// None: kube-apiserver holds its keys itself, and only gets its file.
     Configuration,
@@ -42,6 +44,20 @@ pub enum Sidecars {
     },
 }
 
+/// What is to be known of the layouts of others.
+pub const ONE_DIRECTORY: &str = "this layout has the sockets of all sidecars in one directory, and each \
+    of them can put its own in the place of another's; the profile sidekey keeps them apart";
+
+/// Where providers have their sockets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SocketLayout {
+    /// Each in a directory of its own, which the shim can only read.
+    #[default]
+    Own,
+    /// All in one, with the shim's, as pods were made before: for heads that know no other.
+    Shared,
+}
+
 impl Sidecars {
     /// Whose manner this is.
     pub fn profile(&self) -> Profile {
@@ -54,8 +70,8 @@ impl Sidecars {
 
     pub(super) fn addition(&self, wanted: &Wanted, facts: &Facts) -> Addition {
         match self {
-            Self::Sidekey { vendors, minters } => {
-                sidekey::addition(vendors, minters, wanted, facts)
+            Self::Sidekey { vendors, minters, layout } => {
+                sidekey::addition(vendors, minters, *layout, wanted, facts)
             }
             Self::Configuration => sidekey::configuration(facts),
             Self::OpenShift { plugins, secret } => {
@@ -70,7 +86,7 @@ impl Sidecars {
 
 /// A vendor's sidecar and the volumes that it mounts: its sockets are in one of its own.
 pub(super) fn provider(vendor: &str, image: &str) -> (Value, Vec<Value>) {
-    sidekey::provider(vendor, image, &sockets_of(vendor), &Facts::default())
+    sidekey::provider(vendor, image, SocketLayout::Own, &Facts::default())
 }
 
 /// The volume of a vendor's own sockets, for whoever may reach them.

@@ -3,6 +3,7 @@
 mod compat;
 mod mistakes;
 mod random;
+mod sockets;
 mod tokens;
 
 use serde_json::{Value, json};
@@ -18,7 +19,7 @@ fn sidekey(vendors: &[&str]) -> Wanted {
     let vendors = vendors.iter().map(|vendor| (*vendor).to_owned()).collect();
     Wanted {
         container: "kube-apiserver".to_owned(),
-        sidecars: Sidecars::Sidekey { vendors, minters: Vec::new() },
+        sidecars: Sidecars::Sidekey { vendors, minters: Vec::new(), layout: SocketLayout::Own },
         images: BTreeMap::new(),
         static_pod: false,
         flags: true,
@@ -60,7 +61,7 @@ fn a_static_pod_gets_sidecars_with_files_of_the_node() {
             "imagePullPolicy": "IfNotPresent",
             "args": [
                 "--config=/etc/sidekey/config.yaml",
-                "--admin-socket=/var/run/kmsplugin/vault-admin.sock",
+                "--admin-socket=/var/run/sidekey/vault/admin.sock",
             ],
             "securityContext": {
                 "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532,
@@ -70,14 +71,14 @@ fn a_static_pod_gets_sidecars_with_files_of_the_node() {
             "startupProbe": {
                 "exec": {"command": [
                     "/sidekey-vault", "probe",
-                    "--socket=unix:///var/run/kmsplugin/vault-admin.sock",
+                    "--socket=unix:///var/run/sidekey/vault/admin.sock",
                 ]},
                 "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 60,
             },
             "livenessProbe": {
                 "exec": {"command": [
                     "/sidekey-vault", "probe",
-                    "--socket=unix:///var/run/kmsplugin/vault-admin.sock",
+                    "--socket=unix:///var/run/sidekey/vault/admin.sock",
                 ]},
                 "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6,
             },
@@ -85,7 +86,8 @@ fn a_static_pod_gets_sidecars_with_files_of_the_node() {
                 "requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"},
             },
             "volumeMounts": [
-                {"name": "kms-sockets", "mountPath": "/var/run/kmsplugin"},
+                {"name": "kms-sockets-vault", "mountPath": "/var/run/sidekey/vault"},
+                {"name": "kms-sockets-vault", "mountPath": "/var/run/kmsplugin"},
                 {"name": "kms-provider-vault", "mountPath": "/etc/sidekey", "readOnly": true},
             ],
         })
@@ -97,6 +99,7 @@ fn a_static_pod_gets_sidecars_with_files_of_the_node() {
             json!({"name": "kms-sockets", "emptyDir": {"medium": "Memory"}}),
             json!({"name": "kms-encryption", "hostPath": path("kube-apiserver")}),
             json!({"name": "kms-shim", "hostPath": path("shim")}),
+            json!({"name": "kms-sockets-vault", "emptyDir": {"medium": "Memory"}}),
             json!({"name": "kms-provider-vault", "hostPath": path("vault")}),
         ]
     );
@@ -144,28 +147,15 @@ fn a_deployment_among_others_gets_sidecars_with_secrets_and_its_own_user() {
             {"name": "kms-sockets", "emptyDir": {"medium": "Memory"}},
             {"name": "kms-encryption", "secret": {"secretName": "sidekey-encryption-config"}},
             {"name": "kms-shim", "secret": {"secretName": "sidekey-shim"}},
+            {"name": "kms-sockets-aws", "emptyDir": {"medium": "Memory"}},
             {"name": "kms-provider-aws", "secret": {"secretName": "sidekey-provider-aws"}},
+            {"name": "kms-sockets-vault", "emptyDir": {"medium": "Memory"}},
             {"name": "kms-provider-vault", "secret": {"secretName": "sidekey-provider-vault"}},
         ])
     );
     assert!(template["metadata"]["annotations"]["sidekey.dev/injected"].is_string());
     assert_eq!(deployment["metadata"], nth(HOSTED, 1)["metadata"]);
     assert_eq!(deployment["status"], nth(HOSTED, 1)["status"]);
-}
-
-#[test]
-fn kube_apiserver_can_make_no_socket_and_rename_none() {
-    for (text, number) in [(KUBEADM, 0), (HOSTED, 1)] {
-        let whole = nth(&injected(text, &sidekey(&["vault"])).text, number);
-        let template = &whole["spec"]["template"]["spec"];
-        let spec = if template.is_null() { &whole["spec"] } else { template };
-        let server = spec["containers"].as_array().unwrap().iter();
-        let server = server.clone().find(|one| one["name"] == "kube-apiserver").unwrap();
-        let mounts = server["volumeMounts"].as_array().unwrap().iter();
-        let sockets: Vec<_> = mounts.filter(|mount| mount["name"] == "kms-sockets").collect();
-        assert_eq!(sockets.len(), 1);
-        assert_eq!(sockets[0]["readOnly"], true);
-    }
 }
 
 #[test]

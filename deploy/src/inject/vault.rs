@@ -26,7 +26,8 @@ fn plugin(key: &Key, problems: &mut Problems) -> Option<VaultPlugin> {
         problems.add("type", "OpenShift's sidecars are for vault alone; use the profile sidekey");
         return None;
     }
-    if key.listen != names::key_socket(key.id) {
+    if ![names::key_socket("vault", key.id), names::shared_key_socket(key.id)].contains(&key.listen)
+    {
         problems.add("listen", "OpenShift's sidecars have the socket of their key alone");
     }
     let (key_path, namespace) = kek(key, problems);

@@ -120,7 +120,10 @@ fn key(raw: &RawKey, problems: &mut Problems) -> Option<Key> {
     }
     let given_fingerprint = raw.fingerprint.clone();
     let (id, vendor, role) = (id?, vendor?, role?);
-    let listen = listen.unwrap_or_else(|| names::key_socket(id));
+    let listen = listen.unwrap_or_else(|| match vendor.as_str() {
+        EXTERNAL => names::shared_key_socket(id),
+        vendor => names::key_socket(vendor, id),
+    });
     Some(Key {
         id,
         vendor,

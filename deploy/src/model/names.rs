@@ -1,6 +1,8 @@
 //! The names that everything has: Secrets, labels, sockets, files. Pods, the operator and the
 //! command must agree on them.
 
+use super::KeyNumber;
+
 /// kube-apiserver's EncryptionConfiguration.
 pub const ENCRYPTION_SECRET: &str = "sidekey-encryption-config";
 /// The file in it.
@@ -17,8 +19,10 @@ pub const REVISION_PREFIX: &str = "sidekey-revision-";
 pub const MOUNT: &str = "/etc/sidekey";
 /// Where containers that ask the control plane's API find the directory of its kubeconfig.
 pub const KUBECONFIG: &str = "/etc/sidekey-kubeconfig";
-/// Where sockets are in pods.
+/// Where kube-apiserver finds the sockets of the shim; before, those of providers were there too.
 pub const SOCKETS: &str = "/var/run/kmsplugin";
+/// Where each provider has a directory of its own for its sockets.
+pub const PROVIDER_SOCKETS: &str = "/var/run/sidekey";
 /// Where kube-apiserver finds the shim.
 pub const SHIM_SOCKET: &str = "unix:///var/run/kmsplugin/kms.sock";
 /// The shim's admin address, reached through kubelet.
@@ -72,13 +76,35 @@ pub fn revision_number(name: &str) -> Option<u64> {
     digits.parse().ok().filter(|_| sound)
 }
 
+/// The directory of a provider's own sockets.
+pub fn provider_sockets(vendor: &str) -> String {
+    format!("{PROVIDER_SOCKETS}/{vendor}")
+}
+
 /// Where a key's provider listens unless told otherwise.
-pub fn key_socket(id: sidekey_core::config::KeyNumber) -> String {
+pub fn key_socket(vendor: &str, id: KeyNumber) -> String {
+    format!("unix://{PROVIDER_SOCKETS}/{vendor}/kms-{id}.sock")
+}
+
+/// Where it listened when all sockets of a pod were in one directory.
+pub fn shared_key_socket(id: KeyNumber) -> String {
     format!("unix://{SOCKETS}/kms-{id}.sock")
+}
+
+/// Where the shim finds a provider's socket that was put into the one directory of before; none
+/// for sockets that were put elsewhere.
+pub fn own_socket(vendor: &str, socket: &str) -> Option<String> {
+    let name = socket.strip_prefix("unix://")?.strip_prefix(SOCKETS)?.strip_prefix('/')?;
+    (!vendor.is_empty()).then(|| format!("unix://{PROVIDER_SOCKETS}/{vendor}/{name}"))
 }
 
 /// The admin socket of a vendor's provider.
 pub fn provider_admin_socket(vendor: &str) -> String {
+    format!("unix://{PROVIDER_SOCKETS}/{vendor}/admin.sock")
+}
+
+/// The same when all sockets of a pod were in one directory.
+pub fn shared_admin_socket(vendor: &str) -> String {
     format!("unix://{SOCKETS}/{vendor}-admin.sock")
 }
 

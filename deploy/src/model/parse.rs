@@ -58,6 +58,7 @@ fn read_spec(raw: &RawSpec, problems: &mut Problems) -> Spec {
         resources,
         stanzas,
         unread: Vec::new(),
+        sockets_apart: false,
         timeout: duration("timeout", raw.timeout.as_deref(), "5s", problems),
         placement: raw.placement.unwrap_or_default(),
         images: images(raw, &keys, problems),

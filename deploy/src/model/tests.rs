@@ -43,7 +43,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!(spec.timeout, "5s");
     assert_eq!(spec.control_plane.container, "kube-apiserver");
     assert_eq!(spec.control_plane.selector["app"], "kube-apiserver");
-    assert_eq!(spec.keys[0].listen, "unix:///var/run/kmsplugin/kms-2.sock");
+    assert_eq!(spec.keys[0].listen, "unix:///var/run/sidekey/vault/kms-2.sock");
     assert_eq!(spec.write, Writer::Keys);
     assert_eq!(encryption.writer().unwrap().id, KeyNumber(2));
     assert_eq!(encryption.vendors(), ["local", "vault"]);
@@ -227,7 +227,7 @@ fn one_key_writes_and_no_two_share_a_socket_or_a_file_of_other_content() {
         ["spec.keys[1].files[0].name"]
     );
     let socket =
-        SMALL.replace("type: local,", "type: local, listen: /var/run/kmsplugin/kms-2.sock,");
+        SMALL.replace("type: local,", "type: local, listen: /var/run/sidekey/vault/kms-2.sock,");
     assert_eq!(paths(&socket), ["spec.keys[1].listen"]);
 }
 

@@ -175,7 +175,7 @@ fn wrong_path(file: &str) -> Option<&'static str> {
     let path = Path::new(file);
     let plain = file.split('/').skip(1).all(|part| !["", ".", ".."].contains(&part));
     let deep = path.parent().is_some_and(|parent| parent.parent().is_some());
-    let ours = [names::MOUNT, names::SOCKETS, "/etc/kubernetes"];
+    let ours = [names::MOUNT, names::SOCKETS, names::PROVIDER_SOCKETS, "/etc/kubernetes"];
     if !path.is_absolute() || !plain || !deep || file.len() > MAX_PATH {
         return Some("is no path: write /directory/of/its/own/token");
     }

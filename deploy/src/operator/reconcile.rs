@@ -261,6 +261,7 @@ impl<'a> Pass<'a> {
         let mut stand = stand.clone();
         stand.leaving.extend(idle.clone());
         let mut made = draft(&self.wanted, &self.live, &stand, known)?;
+        self.keep_sockets(&mut made.document).await?;
         self.keep_tokens(&mut made.document)?;
         if made.document.spec.placement == Placement::Proxy && self.may_lead(&made).await? {
             proxy::lead(&mut made.document);
@@ -281,10 +282,19 @@ impl<'a> Pass<'a> {
             revision = done.revision;
         }
         self.report.now.revision = Some(revision);
+        self.report.now.isolated_sockets = true;
         self.report.now.keys = outlook::keys(&made);
         self.report.now.tokens = outlook::tokens(&made);
         back::note_returned(&made.document, self.report);
         Ok(Published { draft: made, revision })
+    }
+
+    /// Sockets that every pod can bind and reach, also those of before.
+    async fn keep_sockets(&self, document: &mut SecretEncryption) -> Result<(), Halt> {
+        let vendors = self.live.shared_vendors()?;
+        let before =
+            !vendors.is_empty() && roll::shares_sockets(self.ctx, document, &vendors).await?;
+        Ok(self.live.keep_sockets(document, before)?)
     }
 
     /// Whether shims may be led to the proxies: where they have something else to lose, only once

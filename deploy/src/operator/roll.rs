@@ -27,7 +27,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -37,8 +37,8 @@ use super::api::LABEL_INJECT;
 use super::context::Context;
 use crate::Error;
 use crate::cluster::refused;
-use crate::inject::{Injected, Wanted, inject, uninject};
-use crate::model::{Injection, SecretEncryption, names};
+use crate::inject::{self, Injected, Wanted, inject, uninject};
+use crate::model::{Injection, Placement, SecretEncryption, names};
 use goal::Goal;
 use plane::{Member, Plane, Workload, namespace};
 use step::{Outlook, Step};
@@ -106,6 +106,24 @@ pub async fn is_mounted(
     let specs = workloads.iter().map(|workload| workload.pod_spec());
     let mut specs = specs.chain(pods.iter().map(|pod| pod.spec()));
     Ok(specs.any(|spec| secrets(spec).any(|name| name == secret)))
+}
+
+/// Whether a pod of the namespace, or what makes pods there, has its sockets in one directory still,
+/// as far as it concerns these vendors. It lists every pod: ask only if there are any.
+pub async fn shares_sockets(
+    ctx: &Context,
+    encryption: &SecretEncryption,
+    vendors: &BTreeSet<String>,
+) -> Result<bool, Error> {
+    let namespace = namespace(encryption)?;
+    let workloads = plane::workloads(&ctx.client, namespace).await?;
+    let pods = plane::pods(&ctx.client, namespace, &ListParams::default()).await?;
+    let specs = workloads.iter().map(|workload| workload.pod_spec());
+    let mut specs = specs.chain(pods.iter().map(|pod| pod.spec()));
+    // Shims that are led to proxies see no provider's directory.
+    let none = BTreeSet::new();
+    let vendors = if encryption.spec.placement == Placement::Proxy { &none } else { vendors };
+    Ok(specs.any(|spec| inject::shares_sockets(spec, vendors)))
 }
 
 /// Why a count of the one etcd that is known says too little, if so: a kube-apiserver keeps some

@@ -19,6 +19,10 @@ pub struct Status {
     /// The revision that is published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
+    /// What is published leads to sockets of providers in directories of their own: pods may be made
+    /// so.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub isolated_sockets: bool,
     /// Where it stands.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,

@@ -151,7 +151,7 @@ impl Live {
             let derived = sidekey_core::fingerprint(&kek);
             let listen = body.and_then(|body| body["listen"].as_str().map(str::to_owned));
             let listen = listen.or_else(|| seen.endpoints.first().cloned());
-            let listen = listen.unwrap_or_else(|| names::key_socket(*id));
+            let listen = listen.unwrap_or_else(|| names::key_socket(&seen.vendor, *id));
             keys.push(Key {
                 id: *id,
                 vendor: seen.vendor.clone(),

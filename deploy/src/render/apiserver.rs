@@ -333,7 +333,7 @@ fn vault_key(vault: &Vault, id: KeyNumber, known: &[KnownKey]) -> Key {
         files,
         canary: None,
         given_fingerprint: None,
-        listen: names::key_socket(id),
+        listen: names::key_socket("vault", id),
         endpoints: Vec::new(),
         server_uids: Vec::new(),
     }

@@ -346,7 +346,7 @@ impl Hosted {
             files,
             canary: None,
             given_fingerprint: None,
-            listen: names::key_socket(id),
+            listen: names::key_socket(hosted.identity.vendor(), id),
             endpoints: Vec::new(),
             server_uids: Vec::new(),
         }

@@ -218,7 +218,7 @@ fn openshift(
             layout.phase,
             |key| {
                 let name = format!("{}_{short}", key.id);
-                encryption::kms(&name, &key.listen, OPENSHIFT_TIMEOUT)
+                encryption::kms(&name, &openshift_socket(key), OPENSHIFT_TIMEOUT)
             },
             |cipher| json!({cipher.kind.label(): {"keys": [cipher_entry(cipher, files)]}}),
         );
@@ -235,7 +235,8 @@ fn openshift(
             data.insert(format!("{name}-{}", key.id), content.clone());
             own.insert(format!("{OPENSHIFT_PREFIX}-{name}"), content);
         }
-        let kms = &encryption::kms(&key.id.to_string(), &key.listen, OPENSHIFT_TIMEOUT)["kms"];
+        let socket = openshift_socket(key);
+        let kms = &encryption::kms(&key.id.to_string(), &socket, OPENSHIFT_TIMEOUT)["kms"];
         let kms = Secret::new(kms.to_string().into_bytes());
         own.insert(format!("{OPENSHIFT_PREFIX}-kms-encryption-config"), kms);
         // OpenShift's state machine finds keys by their content; those of a KMS have none.
@@ -251,6 +252,14 @@ fn openshift(
     let metadata = json!({"name": name, "namespace": OPENSHIFT_NAMESPACE});
     objects.push(manifest(metadata, &data, false));
     Ok(objects)
+}
+
+/// OpenShift has the sockets of all keys in one directory.
+fn openshift_socket(key: &Key) -> String {
+    if key.listen == names::key_socket(&key.vendor, key.id) {
+        return names::shared_key_socket(key.id);
+    }
+    key.listen.clone()
 }
 
 fn key_object(component: &str, id: &str, mode: &str, data: &BTreeMap<String, Secret>) -> Value {

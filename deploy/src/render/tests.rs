@@ -73,12 +73,12 @@ fn every_part_of_a_key_is_made_together() {
         vault,
         json!({
             "revision": 7,
-            "adminSocket": "unix:///var/run/kmsplugin/vault-admin.sock",
+            "adminSocket": "unix:///var/run/sidekey/vault/admin.sock",
             "keys": [{
                 "id": 2,
                 "type": "vault",
                 "role": "write",
-                "listen": "unix:///var/run/kmsplugin/kms-2.sock",
+                "listen": "unix:///var/run/sidekey/vault/kms-2.sock",
                 "kek": {"mount": "transit", "key": "kms"},
                 "credentials": {"appRole": {"secretIdFile": "/etc/sidekey/secret-id-2"}},
             }],
@@ -87,7 +87,7 @@ fn every_part_of_a_key_is_made_together() {
     let shim = read(&rendered, PartName::Shim);
     let fingerprint = sidekey_core::fingerprint(&vault["keys"][0]["kek"]);
     assert_eq!(shim["keys"][0]["fingerprint"], fingerprint.as_str());
-    assert_eq!(shim["keys"][1]["endpoints"], json!(["unix:///var/run/kmsplugin/kms-1.sock"]));
+    assert_eq!(shim["keys"][1]["endpoints"], json!(["unix:///var/run/sidekey/local/kms-1.sock"]));
     assert_eq!((&shim["revision"], &shim["legacyKey"]), (&json!(7), &json!(1)));
     assert_eq!((&shim["coast"], &shim["admin"]), (&json!("30s"), &json!("127.0.0.1:8093")));
     let older = json!([{"listen": "unix:///var/run/kmsplugin/older.sock", "key": 1}]);

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -31,8 +32,10 @@ func main() {
 		serve(ctx, arguments[1])
 	case len(arguments) == 3 && arguments[0] == "mint":
 		mint(ctx, arguments[1], arguments[2])
+	case len(arguments) > 2 && arguments[0] == "usurp":
+		usurp(ctx, arguments[1], arguments[2:])
 	default:
-		fmt.Fprintln(os.Stderr, "usage: pod pause | pod serve ADDRESS | pod mint SOURCE TARGET")
+		fmt.Fprintln(os.Stderr, "usage: pod pause | pod serve ADDRESS | pod mint SOURCE TARGET | pod usurp OWN TARGET...")
 		os.Exit(64)
 	}
 }
@@ -59,6 +62,38 @@ func mint(ctx context.Context, source, target string) {
 			return
 		case <-time.After(100 * time.Millisecond):
 		}
+	}
+}
+
+// usurp does what a sidecar does that was taken over: it puts a socket of its own
+// in the place of each target, made beside it or in its own directory and renamed,
+// and says what came of that and of everyone who connects.
+func usurp(ctx context.Context, own string, targets []string) {
+	for number, target := range targets {
+		for _, directory := range []string{filepath.Dir(target), own} {
+			socket := filepath.Join(directory, fmt.Sprintf("usurper-%d.sock", number))
+			listener, err := net.Listen("unix", socket)
+			if err == nil {
+				go receive(listener, target)
+				err = os.Rename(socket, target)
+			}
+			if err == nil {
+				fmt.Println("put in the place of", target)
+				break
+			}
+			fmt.Println("refused:", err)
+		}
+	}
+	fmt.Println("all were tried")
+	<-ctx.Done()
+}
+
+func receive(listener net.Listener, target string) {
+	for {
+		if _, err := listener.Accept(); err != nil {
+			return
+		}
+		fmt.Println("taken in: somebody connects to", target)
 	}
 }
 

@@ -157,7 +157,7 @@ pub(super) fn provider_head(revision: u64, keys: &[(u64, &str)]) -> String {
 }
 
 fn socket(id: u64) -> String {
-    format!("/var/run/kmsplugin/kms-{id}.sock")
+    format!("/var/run/sidekey/aws/kms-{id}.sock")
 }
 
 /// What stands for the balancer in front of the kube-apiservers.
@@ -194,6 +194,7 @@ pub(super) fn server(
             for name in ["sidekey-shim", "sidekey-provider-aws"] {
                 volumes.push(json!({"name": name, "secret": {"secretName": name}}));
             }
+            volumes.push(json!({"name": "kms-socket-aws", "emptyDir": {}}));
         }
     }
     let grace = match layout {
@@ -278,9 +279,14 @@ fn volumes() -> Vec<Value> {
 fn apiserver(layout: &Layout<'_>) -> Value {
     let (sockets, delay, excluded) = match layout {
         Layout::Native { .. } => {
-            ("/var/run", "15s", "&exclude=kms-provider-0&exclude=kms-provider-1")
+            let sockets = json!({"name": "kms-socket", "mountPath": "/var/run"});
+            (sockets, "15s", "&exclude=kms-provider-0&exclude=kms-provider-1")
         }
-        Layout::Shim => ("/var/run/kmsplugin", "600s", "&exclude=kms-provider-0"),
+        Layout::Shim => {
+            let path = "/var/run/kmsplugin";
+            let sockets = json!({"name": "kms-socket", "mountPath": path, "readOnly": true});
+            (sockets, "600s", "&exclude=kms-provider-0")
+        }
     };
     let probe = |path: &str| json!({"scheme": "HTTPS", "port": 6443, "path": path});
     json!({
@@ -303,7 +309,7 @@ fn apiserver(layout: &Layout<'_>) -> Value {
                 "name": "kas-secret-encryption-config",
                 "mountPath": "/etc/kubernetes/secret-encryption",
             },
-            {"name": "kms-socket", "mountPath": sockets},
+            sockets,
             {"name": "tmp-dir", "mountPath": "/tmp"},
         ],
     })

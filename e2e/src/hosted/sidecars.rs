@@ -39,11 +39,12 @@ pub(super) fn shim(images: &Images<'_>) -> Value {
     json!({
         "name": "sidekey-shim", "image": images.shim, "imagePullPolicy": "Never",
         "args": ["--config=/config/shim.yaml"],
-        "startupProbe": exec_probe("/sidekey-shim", "kms"),
+        "startupProbe": exec_probe("/sidekey-shim", "kmsplugin/kms"),
         "resources": {"requests": {"cpu": "10m", "memory": "10Mi"}},
         "securityContext": restricted(),
         "volumeMounts": [
             {"name": "kms-socket", "mountPath": "/var/run/kmsplugin"},
+            {"name": "kms-socket-aws", "mountPath": "/var/run/sidekey/aws", "readOnly": true},
             {"name": "sidekey-shim", "mountPath": "/config", "readOnly": true},
             {"name": "kas-pki", "mountPath": "/certs", "readOnly": true},
         ],
@@ -55,14 +56,14 @@ pub(super) fn provider(images: &Images<'_>, url: &str) -> Value {
         "name": "sidekey-aws", "image": images.aws, "imagePullPolicy": "Never",
         "args": ["--config=/config/config.yaml"],
         "env": environment(url),
-        "startupProbe": exec_probe("/sidekey-aws", "kms-1"),
+        "startupProbe": exec_probe("/sidekey-aws", "sidekey/aws/kms-1"),
         "livenessProbe": {
             "httpGet": {"port": HEALTH, "path": "/livez"}, "periodSeconds": 30, "timeoutSeconds": 10,
         },
         "resources": {"requests": {"cpu": "10m", "memory": "10Mi"}},
         "securityContext": restricted(),
         "volumeMounts": [
-            {"name": "kms-socket", "mountPath": "/var/run/kmsplugin"},
+            {"name": "kms-socket-aws", "mountPath": "/var/run/sidekey/aws"},
             {"name": "sidekey-provider-aws", "mountPath": "/config", "readOnly": true},
             {"name": "aws-kms-credentials", "mountPath": "/aws", "readOnly": true},
             {"name": "aws-kms-token", "mountPath": TOKEN_DIR, "readOnly": true},
@@ -72,7 +73,7 @@ pub(super) fn provider(images: &Images<'_>, url: &str) -> Value {
 
 /// The socket listens, nothing more.
 fn exec_probe(program: &str, socket: &str) -> Value {
-    let socket = format!("unix:///var/run/kmsplugin/{socket}.sock");
+    let socket = format!("unix:///var/run/{socket}.sock");
     json!({
         "exec": {"command": [program, "probe", "--socket", socket]},
         "periodSeconds": 1, "timeoutSeconds": 10, "failureThreshold": 120,

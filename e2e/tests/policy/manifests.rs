@@ -108,6 +108,35 @@ fn our_containers_may_do_nothing_and_are_restarted_for_no_kms() {
     assert_none("our containers", &wrong);
 }
 
+/// The directories of a pod's host that its containers can write to.
+fn writable(pod: &Value) -> BTreeSet<String> {
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let lists = ["initContainers", "containers"].map(|list| pod["spec"][list].as_array());
+    let mounts = lists.into_iter().flatten().flatten();
+    let mounts = mounts.flat_map(|one| one["volumeMounts"].as_array()).flatten();
+    let written = mounts.filter(|mount| mount["readOnly"] != true);
+    let written = written.filter_map(|mount| {
+        let volume = volumes.iter().find(|volume| volume["name"] == mount["name"])?;
+        volume["hostPath"]["path"].as_str().map(str::to_owned)
+    });
+    written.collect()
+}
+
+#[test]
+fn no_static_pod_can_put_a_socket_in_the_place_of_anothers() {
+    let pods: Vec<_> = pods().into_iter().map(|(file, pod)| (file, writable(&pod))).collect();
+    assert!(pods.iter().filter(|(_, paths)| !paths.is_empty()).count() > 3, "{pods:?}");
+    let mut wrong = Vec::new();
+    for (file, paths) in &pods {
+        for (other, theirs) in pods.iter().filter(|(other, _)| other != file) {
+            let below = |path: &&String| theirs.iter().any(|their| their.starts_with(*path));
+            let taken = paths.iter().filter(below);
+            wrong.extend(taken.map(|path| format!("{file} writes to {path}, as {other} does")));
+        }
+    }
+    assert_none("each has directories of its own", &wrong);
+}
+
 /// The build from source is for those who have a builder image; its names must be right.
 #[test]
 fn every_image_is_made_alike_and_can_be_built_from_source() {

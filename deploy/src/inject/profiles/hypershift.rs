@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::Wanted;
 use super::super::add::{Addition, Facts};
 use super::super::flags::{CONFIG, RELOAD};
-use super::{hypershift_vendors as vendors, mount};
+use super::{ONE_DIRECTORY, hypershift_vendors as vendors, mount};
 
 /// Where kube-apiserver has its EncryptionConfiguration.
 const ENCRYPTION: &str = "/etc/kubernetes/secret-encryption";
@@ -125,6 +125,7 @@ pub(super) fn addition(
         }
     }
     addition.warnings.extend(warnings);
+    addition.warnings.push(ONE_DIRECTORY.to_owned());
     if facts.static_pod {
         addition.problems.push(
             "HyperShift's sidecars mount Secrets, which a static pod cannot; use another profile"

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::super::Wanted;
 use super::super::add::{Addition, Facts};
-use super::{mount, read_only, startup_probe};
+use super::{ONE_DIRECTORY, mount, read_only, startup_probe};
 
 const SOCKETS: &str = "/var/run/kmsplugin";
 
@@ -68,6 +68,7 @@ pub(super) fn addition(
             sidecar(plugin, &image, &files, &mounts, facts)
         })
         .collect();
+    addition.warnings.push(ONE_DIRECTORY.to_owned());
     addition.warnings.push(
         "OpenShift sets its API servers' flags in their configuration (apiServerArguments): \
          encryption-provider-config must be there"

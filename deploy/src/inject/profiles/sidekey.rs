@@ -5,13 +5,12 @@ use serde_json::{Value, json};
 use super::super::add::{Addition, Facts};
 use super::super::flags::{CONFIG, RELOAD};
 use super::super::minter::Minter;
-use super::super::{Wanted, add_mount};
-use super::{liveness_probe, mount, read_only, startup_probe};
+use super::super::{SocketLayout, Wanted, add_mount};
+use super::{liveness_probe, mount, read_only, sockets_of, startup_probe};
+use crate::model::names::{SOCKETS, provider_admin_socket, provider_sockets, shared_admin_socket};
 
-/// The volume of a pod's sockets.
-const SHARED: &str = "kms-sockets";
-/// Where all sockets are.
-const SOCKETS: &str = "/var/run/kmsplugin";
+/// The volume of the shim's sockets; in the form of before, of all sockets of the pod.
+const SHIM_SOCKETS: &str = "kms-sockets";
 /// Where each sidecar has its files.
 const FILES: &str = "/etc/sidekey";
 /// Where kube-apiserver has its EncryptionConfiguration.
@@ -36,16 +35,22 @@ fn encryption(facts: &Facts) -> Value {
 pub(super) fn addition(
     vendors: &[String],
     minters: &[Minter],
+    layout: SocketLayout,
     wanted: &Wanted,
     facts: &Facts,
 ) -> Addition {
-    let mut volumes =
-        vec![sockets(SHARED), encryption(facts), files("kms-shim", "sidekey-shim", "shim", facts)];
+    let head = files("kms-shim", "sidekey-shim", "shim", facts);
+    let mut volumes = vec![sockets(SHIM_SOCKETS), encryption(facts), head];
+    let mut mounts = vec![mount(SHIM_SOCKETS, SOCKETS)];
     let mut init_containers = Vec::new();
     let mut problems = Vec::new();
     // The last to start is the first to end: the shim before those that it needs.
     for vendor in vendors {
-        let (mut container, mut own) = provider(vendor, &wanted.image(vendor), SHARED, facts);
+        let (mut container, own) = provider(vendor, &wanted.image(vendor), layout, facts);
+        if layout == SocketLayout::Own {
+            // It connects, and makes nothing there.
+            mounts.push(read_only(&sockets_of(vendor), &provider_sockets(vendor)));
+        }
         if let Some(minter) = minters.iter().find(|minter| minter.token.vendor == *vendor) {
             let mount = match facts.minted(vendor, minter.token.directory()) {
                 // Who made the pod mints it already.
@@ -62,16 +67,15 @@ pub(super) fn addition(
             }));
         }
         init_containers.push(container);
-        volumes.extend(own.pop());
+        volumes.extend(own);
     }
+    mounts.push(read_only("kms-shim", FILES));
     let listen = format!("{SOCKETS}/kms.sock");
     let args = [config(), format!("--listen=unix://{listen}")];
     let image = wanted.image("shim");
-    let volumes_of_shim = [SHARED, "kms-shim"];
-    init_containers.push(sidecar("sidekey-shim", &image, &args, &listen, volumes_of_shim, facts));
+    init_containers.push(sidecar("sidekey-shim", &image, &args, &listen, &mounts, facts));
     let mut addition = configuration(facts);
-    // It connects, and makes nothing there.
-    addition.mounts.insert(0, read_only(SHARED, SOCKETS));
+    addition.mounts.insert(0, read_only(SHIM_SOCKETS, SOCKETS));
     Addition { init_containers, volumes, problems, ..addition }
 }
 
@@ -89,19 +93,31 @@ pub(super) fn minter(minter: &Minter, image: &str, facts: &Facts) -> Value {
     })
 }
 
-/// A vendor's sidecar, and its volumes: the one that its sockets are in, and its own head last.
+/// A vendor's sidecar, and the volumes that are its own.
 pub(super) fn provider(
     vendor: &str,
     image: &str,
-    shared: &str,
+    layout: SocketLayout,
     facts: &Facts,
 ) -> (Value, Vec<Value>) {
     let (program, volume) = (format!("sidekey-{vendor}"), format!("kms-provider-{vendor}"));
-    let admin = format!("{SOCKETS}/{vendor}-admin.sock");
-    let args = [config(), format!("--admin-socket={admin}")];
     let head = files(&volume, &format!("sidekey-provider-{vendor}"), vendor, facts);
-    let container = sidecar(&program, image, &args, &admin, [shared, &volume], facts);
-    (container, vec![sockets(shared), head])
+    let (admin, mut mounts, mut volumes) = match layout {
+        SocketLayout::Own => {
+            let (own, directory) = (sockets_of(vendor), provider_sockets(vendor));
+            // Heads of before say the second one.
+            let mounts = vec![mount(&own, &directory), mount(&own, SOCKETS)];
+            (provider_admin_socket(vendor), mounts, vec![sockets(&own)])
+        }
+        SocketLayout::Shared => {
+            (shared_admin_socket(vendor), vec![mount(SHIM_SOCKETS, SOCKETS)], Vec::new())
+        }
+    };
+    let admin = admin.trim_start_matches("unix://");
+    mounts.push(read_only(&volume, FILES));
+    volumes.push(head);
+    let args = [config(), format!("--admin-socket={admin}")];
+    (sidecar(&program, image, &args, admin, &mounts, facts), volumes)
 }
 
 fn sockets(name: &str) -> Value {
@@ -127,7 +143,7 @@ fn sidecar(
     image: &str,
     args: &[String],
     socket: &str,
-    [sockets, head]: [&str; 2],
+    mounts: &[Value],
     facts: &Facts,
 ) -> Value {
     json!({
@@ -140,7 +156,7 @@ fn sidecar(
         "startupProbe": startup_probe(program, socket),
         "livenessProbe": liveness_probe(program, socket),
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
-        "volumeMounts": [mount(sockets, SOCKETS), read_only(head, FILES)],
+        "volumeMounts": mounts,
     })
 }
 

@@ -80,6 +80,7 @@ fn openshifts_static_pod_has_one_sidecar_for_each_key() {
         })
     );
     assert_eq!(names(&spec["volumes"]), ["resource-dir", "kms-plugin-socket"]);
+    assert!(injected.warnings.iter().any(|text| text.contains(ONE_DIRECTORY)));
     assert_eq!(spec["containers"][0]["args"], nth(OPENSHIFT, 0)["spec"]["containers"][0]["args"]);
 }
 
@@ -121,6 +122,7 @@ fn hypershifts_containers_have_its_names_and_ports_that_nobody_has() {
     let moved: Vec<_> =
         injected.warnings.iter().filter(|text| text.contains("in use in this pod")).collect();
     assert_eq!(moved.len(), 2, "{:?}", injected.warnings);
+    assert!(injected.warnings.iter().any(|text| text.contains(ONE_DIRECTORY)));
     assert_eq!(
         containers[0]["args"].as_array().unwrap()[2..],
         [

@@ -82,6 +82,7 @@ fn full_status() -> Status {
     Status {
         observed_generation: 1,
         revision: Some(1),
+        isolated_sockets: true,
         conditions: vec![Condition {
             kind: "SecretEncryptionHealthy".into(),
             status: "True".into(),
@@ -236,6 +237,7 @@ fn the_full_document_leaves_nothing_of_a_spec_out() {
         stanzas,
         // Never in a document.
         unread: _,
+        sockets_apart: _,
         timeout: _,
         placement: _,
         images,

@@ -308,14 +308,18 @@ fn preflight(
         work.mount("canary", names::MOUNT, ("secret", source));
     }
     work.volumes.push(json!({"name": "sockets", "emptyDir": {"medium": "Memory"}}));
-    work.mounts.push(json!({"name": "sockets", "mountPath": names::SOCKETS, "readOnly": true}));
+    let directories = [names::provider_sockets(&key.vendor), names::SOCKETS.to_owned()];
+    let mount = |path: &String| json!({"name": "sockets", "mountPath": path});
+    let mut sockets: Vec<Value> = directories.iter().map(mount).collect();
+    work.mounts.extend(sockets.iter().cloned().map(|mut mount| {
+        mount["readOnly"] = true.into();
+        mount
+    }));
     let config = format!("--config={}/{}", names::MOUNT, names::CONFIG_FILE);
     let mut provider = container(PROVIDER, &encryption.image(&key.vendor), &[config]);
     provider["restartPolicy"] = "Always".into();
-    provider["volumeMounts"] = json!([
-        {"name": "sockets", "mountPath": names::SOCKETS},
-        {"name": "provider", "mountPath": names::MOUNT, "readOnly": true},
-    ]);
+    sockets.push(json!({"name": "provider", "mountPath": names::MOUNT, "readOnly": true}));
+    provider["volumeMounts"] = sockets.into();
     work.volumes.push(json!({"name": "provider", "secret": {"secretName": name}}));
     if let Some(mount) = work.mint(encryption, key) {
         add_mount(&mut provider, mount);

@@ -182,10 +182,10 @@ fn a_trial_runs_the_providers_own_image_and_shows_secrets_to_it_alone() {
     let provider = &pod_spec(&plan)["initContainers"][0];
     assert_eq!(provider["image"], "mirror/vault:1");
     assert_eq!(provider["restartPolicy"], "Always");
-    assert!(args(&plan).contains("--socket=unix:///var/run/kmsplugin/kms-2.sock"));
+    assert!(args(&plan).contains("--socket=unix:///var/run/sidekey/vault/kms-2.sock"));
     let mounts = pod_spec(&plan)["containers"][0]["volumeMounts"].as_array().unwrap().clone();
-    let sockets = json!({"name": "sockets", "mountPath": "/var/run/kmsplugin", "readOnly": true});
-    assert_eq!(mounts, [sockets]);
+    let sockets = |path: &str| json!({"name": "sockets", "mountPath": path, "readOnly": true});
+    assert_eq!(mounts, [sockets("/var/run/sidekey/vault"), sockets("/var/run/kmsplugin")]);
     assert!(!plan.job.to_string().contains("hunter2"));
     let data = plan.secret.unwrap()["data"].as_object().unwrap().clone();
     assert_eq!(data.keys().collect::<Vec<_>>(), ["config.yaml", "token"]);

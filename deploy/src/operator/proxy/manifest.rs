@@ -218,6 +218,7 @@ impl<'a> Pattern<'a> {
 
     fn proxy(&self, key: &Key) -> Value {
         let config = format!("--config={}/{}", names::MOUNT, file(key));
+        let sockets = inject::sockets_of(&key.vendor);
         // It listens, nothing more: a key that is sick must not take the others away. Once it
         // listens it does so until it ends; to ask again would leave but lines in its log.
         let startup = json!({
@@ -242,11 +243,13 @@ impl<'a> Pattern<'a> {
                 "requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"},
             },
             "volumeMounts": [
-                // Those of its own provider, to connect and for nothing else.
+                // Those of its own provider, to connect and for nothing else; where keys of today
+                // listen, and those of before.
                 {
-                    "name": inject::sockets_of(&key.vendor), "mountPath": names::SOCKETS,
+                    "name": sockets, "mountPath": names::provider_sockets(&key.vendor),
                     "readOnly": true,
                 },
+                {"name": sockets, "mountPath": names::SOCKETS, "readOnly": true},
                 {"name": "proxy", "mountPath": names::MOUNT, "readOnly": true},
                 {"name": "proxy-tls", "mountPath": TLS, "readOnly": true},
             ],

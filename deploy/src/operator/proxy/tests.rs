@@ -83,14 +83,14 @@ fn config(fake: &Fake, file: &str) -> Value {
 fn every_key_of_ours_is_led_to_its_own_port() {
     let mut all = encryption(&[(2, "vault"), (1, "aws"), (7, "external")]);
     lead(&mut all);
-    let endpoints: Vec<_> = all.spec.keys.iter().map(Key::endpoints).collect();
+    let endpoints: Vec<_> = all.spec.keys.iter().map(|key| key.endpoints(false)).collect();
     assert_eq!(endpoints[0], ["https://sidekey-providers.clusters-a.svc:10002"]);
     assert_eq!(endpoints[1], ["https://sidekey-providers.clusters-a.svc:10001"]);
     assert_eq!(endpoints[2], ["https://plugin.example:8443"]);
     // Whatever other keys there are.
     let mut alone = encryption(&[(2, "vault")]);
     lead(&mut alone);
-    assert_eq!(alone.spec.keys[0].endpoints(), endpoints[0]);
+    assert_eq!(alone.spec.keys[0].endpoints(false), endpoints[0]);
 }
 
 #[test]
@@ -218,7 +218,7 @@ async fn a_pod_is_restricted_lingers_and_runs_where_kube_apiserver_may() {
     assert_eq!(volumes.matches("kms-sockets").count(), 2);
     let file = config(&fake, "key-2.yaml");
     assert_eq!(file["listen"], "0.0.0.0:10002");
-    assert_eq!(file["plugin"], "unix:///var/run/kmsplugin/kms-2.sock");
+    assert_eq!(file["plugin"], "unix:///var/run/sidekey/vault/kms-2.sock");
     assert_eq!(file["linger"], "15s");
     assert_eq!(
         file["clients"],
@@ -242,22 +242,33 @@ async fn no_container_but_a_provider_and_its_proxies_sees_its_sockets() {
             let volume = mount["name"].as_str().unwrap();
             if volume.contains("sockets") {
                 let writes = mount["readOnly"] != true;
-                seen.push((container["name"].as_str().unwrap(), volume, writes));
+                let path = mount["mountPath"].as_str().unwrap();
+                seen.push((container["name"].as_str().unwrap(), volume, path, writes));
             }
         }
     }
     seen.sort_unstable();
     // Who renames a socket over another's, or makes one in its place, does so among its own.
-    assert_eq!(
-        seen,
-        [
-            ("proxy-1", "kms-sockets-aws", false),
-            ("proxy-2", "kms-sockets-vault", false),
-            ("proxy-3", "kms-sockets-vault", false),
-            ("sidekey-aws", "kms-sockets-aws", true),
-            ("sidekey-vault", "kms-sockets-vault", true),
-        ]
-    );
+    // Each under two names, for keys of today and of before.
+    let mut expected = Vec::new();
+    for (container, vendor, writes) in [
+        ("proxy-1", "aws", false),
+        ("proxy-2", "vault", false),
+        ("proxy-3", "vault", false),
+        ("sidekey-aws", "aws", true),
+        ("sidekey-vault", "vault", true),
+    ] {
+        for path in ["/var/run/kmsplugin".to_owned(), format!("/var/run/sidekey/{vendor}")] {
+            expected.push((container, format!("kms-sockets-{vendor}"), path, writes));
+        }
+    }
+    let seen: Vec<_> = seen
+        .into_iter()
+        .map(|(container, volume, path, writes)| {
+            (container, volume.to_owned(), path.to_owned(), writes)
+        })
+        .collect();
+    assert_eq!(seen, expected);
 }
 
 #[tokio::test]

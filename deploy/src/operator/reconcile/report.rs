@@ -98,7 +98,8 @@ impl Report {
     /// Whether what is published has changed and nobody was told yet.
     pub(super) fn untold(&self) -> bool {
         let (now, before) = (&self.now, &self.before);
-        (now.revision, &now.keys) != (before.revision, &before.keys)
+        let told = (before.revision, before.isolated_sockets, &before.keys);
+        (now.revision, now.isolated_sockets, &now.keys) != told
     }
 
     /// What everything stored was under, as far as was written down.

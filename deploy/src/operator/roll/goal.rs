@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::plane::{Member, Workload};
 use crate::Error;
-use crate::inject::{self, Profile, Sidecars, Wanted};
+use crate::inject::{self, Profile, Sidecars, SocketLayout, Wanted};
 use crate::model::SecretEncryption;
 
 /// What pods are to be like.
@@ -121,7 +121,10 @@ impl Wish {
         vendors.sort_unstable();
         match &mut more.sidecars {
             Sidecars::Sidekey { vendors: all, .. } => *all = vendors,
-            other => *other = Sidecars::Sidekey { vendors, minters: Vec::new() },
+            other => {
+                *other =
+                    Sidecars::Sidekey { vendors, minters: Vec::new(), layout: SocketLayout::Own };
+            }
         }
         if inject::form(&more) == form {
             return true;

@@ -276,6 +276,35 @@ async fn an_idle_vendor_causes_no_roll_out_and_goes_with_the_next() {
 }
 
 #[tokio::test]
+async fn a_pod_with_all_sockets_in_one_directory_is_seen_until_it_is_gone() {
+    let wish = encryption("Template", &["vault"]);
+    let vendors = BTreeSet::from(["vault".to_owned()]);
+    let mut old = wanted(&wish).unwrap();
+    if let Sidecars::Sidekey { layout, .. } = &mut old.sidecars {
+        *layout = inject::SocketLayout::Shared;
+    }
+    let before = inject::inject(&deployment(3).to_string(), &old).unwrap().text;
+    let before: Value = serde_json::from_str(&before).unwrap();
+    let now = injected(&deployment(3), &wish);
+    let mut pods = three(&now);
+    pods[1] = pod(&before, "kas-b", 2);
+    pods[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    let fake = cluster(&now, &pods);
+    assert!(shares_sockets(&fake.context(), &wish, &vendors).await.unwrap(), "kas-b ends");
+    let fake = cluster(&now, &three(&now));
+    assert!(!shares_sockets(&fake.context(), &wish, &vendors).await.unwrap());
+    let fake = cluster(&before, &three(&now));
+    assert!(shares_sockets(&fake.context(), &wish, &vendors).await.unwrap(), "the template");
+    assert_eq!(next(&fake, &wish).await.step, Some(Step::Write(0)));
+    // Shims that are led to proxies need no directory of a provider.
+    let mut proxied = wish.clone();
+    proxied.spec.placement = crate::model::Placement::Proxy;
+    let alone = injected(&deployment(3), &proxied);
+    let fake = cluster(&alone, &three(&alone));
+    assert!(!shares_sockets(&fake.context(), &proxied, &vendors).await.unwrap());
+}
+
+#[tokio::test]
 async fn to_move_providers_into_pods_of_their_own_replaces_no_pod() {
     let mut wish = encryption("Template", &["vault"]);
     let with = injected(&deployment(3), &wish);

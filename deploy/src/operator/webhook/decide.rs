@@ -8,7 +8,7 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::Error;
-use crate::inject::{self, Profile, Sidecars, Wanted};
+use crate::inject::{self, Profile, Sidecars, SocketLayout, Wanted};
 use crate::model::{EXTERNAL, Injection, Placement, SecretEncryption, kept_tokens};
 use crate::operator::api::LABEL_INJECT;
 use crate::operator::context::Options;
@@ -146,6 +146,12 @@ fn wanted(
     encryption.spec.tokens.extend(kept.map_err(Error::refused)?);
     let mut sidecars = inject::sidecars(&encryption, Profile::Sidekey)
         .map_err(|problems| unreadable().because(problems))?;
+    if let Sidecars::Sidekey { layout, .. } = &mut sidecars
+        && !status.isolated_sockets
+    {
+        // Heads of before know no other, and the operator has not published since.
+        *layout = SocketLayout::Shared;
+    }
     if let Sidecars::Sidekey { vendors, .. } = &mut sidecars
         && encryption.spec.placement == Placement::Sidecar
         && !status.keys.is_empty()

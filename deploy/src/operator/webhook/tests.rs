@@ -22,6 +22,7 @@ fn encryption(change: impl FnOnce(&mut Value)) -> Value {
         "status": {
             "observedGeneration": 3,
             "revision": 4,
+            "isolatedSockets": true,
             "keys": [{"id": 1, "type": "aws", "role": "write", "fingerprint": "abcd"}],
         },
     });
@@ -133,6 +134,18 @@ fn a_pod_gets_native_sidecars_that_mount_secrets_and_keeps_all_that_it_had() {
         &json!({"name": "konnectivity", "image": "k:1"})
     );
     assert_eq!(spec["serviceAccountName"], "default");
+}
+
+#[test]
+fn a_pod_has_sockets_as_heads_know_them() {
+    let shares = |told: bool| {
+        let encryption = encryption(|document| document["status"]["isolatedSockets"] = told.into());
+        let after = patched(&pod(), about(&pod(), std::slice::from_ref(&encryption)));
+        assert_eq!(about(&after, &[encryption]), Decision::Untouched);
+        crate::inject::shares_sockets(&after["spec"], &["aws".to_owned()].into())
+    };
+    assert!(shares(false), "nothing was published since the operator is of this version");
+    assert!(!shares(true));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Promise: `sidekey inject` makes the pods of HyperShift and OpenShift encrypt, in each of its
-//! profiles, also if the manifest has been through a cluster; and what it took in it gives back.
+//! profiles, also if the manifest has been through a cluster; a provider that was taken over can put
+//! its socket in the place of nobody else's; and what it took in it gives back.
 
 mod hosted;
 mod openshift;

@@ -4,7 +4,9 @@ use anyhow::{Context, Result, ensure};
 use hyper::Method;
 use serde_json::{Value, json};
 use sidekey_e2e::aws::REGION;
+use sidekey_e2e::cluster::{POD_IMAGE, Pod};
 use sidekey_e2e::hosted::{Hosted, NAMESPACE, provider_name};
+use sidekey_e2e::kms::KmsClient;
 use sidekey_e2e::wait::{LONG_PATIENCE, eventually};
 use sidekey_e2e::{EncryptionConfiguration, Kind, KubeClient, Stanza, Stored, binaries};
 
@@ -29,6 +31,7 @@ async fn a_hosted_control_plane_is_encrypted_by_injected_sidecars_and_lives_on_w
 
     hypershifts_sidecars_encrypt(&scene, &plain).await.unwrap();
     ours_take_their_place(&scene).await.unwrap();
+    a_provider_that_was_taken_over_gets_nothing_of_the_others(&scene).await.unwrap();
     without_sidecars_everything_is_in_clear_and_read(&scene, &plain).await.unwrap();
 }
 
@@ -114,6 +117,75 @@ async fn ours_take_their_place(scene: &Scene) -> Result<()> {
     scene.reads(&["load-clear", "load-native", "load-shim"]).await
 }
 
+/// It has the user and the mounts of any provider, and is there before the shim: it puts sockets of its
+/// own wherever those of the others would be, and then the others must find each other anew.
+async fn a_provider_that_was_taken_over_gets_nothing_of_the_others(scene: &Scene) -> Result<()> {
+    let (hosted, cluster) = (&scene.hosted, &scene.hosted.cluster);
+    hosted.put_secret("sidekey-provider-local", &[("config.yaml", String::new())]).await?;
+    let [aws, shim] = hosted.images();
+    let images = [("aws", aws), ("shim", shim), ("local", POD_IMAGE)];
+    let images = images.map(|(name, image)| format!("{name}={image}"));
+    let mut args = vec!["--provider", "aws", "--provider", "local"];
+    args.extend(images.iter().flat_map(|image| ["--image", image.as_str()]));
+    let from = scene.desk.put("live", &format!("{:#}\n", scene.live().await?))?;
+    let out = scene.desk.path("hostile");
+    super::inject(&from, &out, &args).await?;
+    let mut injected: Value = serde_json::from_str(&std::fs::read_to_string(&out)?)?;
+    let sidecars = injected.pointer_mut("/spec/template/spec/initContainers");
+    let mut sidecars = sidecars.and_then(Value::as_array_mut).context("no sidecars")?.iter_mut();
+    let hostile = sidecars.find(|sidecar| sidecar["name"] == "sidekey-local").context("not it")?;
+    hostile["args"] = json!([
+        "usurp",
+        "/var/run/sidekey/local",
+        "/var/run/kmsplugin/kms.sock",
+        "/var/run/kmsplugin/kms-1.sock",
+        "/var/run/sidekey/aws/kms-1.sock",
+    ]);
+    for probe in ["startupProbe", "livenessProbe"] {
+        hostile.as_object_mut().context("no container")?.remove(probe);
+    }
+    let containers = ["kube-apiserver", "sidekey-aws", "sidekey-local", "sidekey-shim"];
+    let pod = scene.roll_out(injected, &containers).await?;
+    let said = || cluster.logs(&pod, "sidekey-local");
+    eventually("it has tried everything", LONG_PATIENCE, async || {
+        ensure!(said()?.contains("all were tried"), "{}", said()?);
+        Ok(())
+    })
+    .await?;
+    let log = said()?;
+    // Under the shim's name it has a directory of its own, into which nobody looks; another vendor's
+    // is not there at all.
+    ensure!(log.contains("put in the place of /var/run/kmsplugin/kms.sock"), "{log}");
+    ensure!(!log.contains("in the place of /var/run/sidekey/aws"), "{log}");
+
+    for name in ["sidekey-aws", "sidekey-shim"] {
+        cluster.kill_container(&pod.container(name)?.id).await?;
+    }
+    eventually("both were started again", LONG_PATIENCE, async || {
+        let now = cluster.client().pod(NAMESPACE, &pod.name).await?;
+        for name in ["sidekey-aws", "sidekey-shim"] {
+            let container = now.container(name)?;
+            ensure!(container.restarts > 0 && container.ready, "{}", now.summary());
+        }
+        Ok(())
+    })
+    .await?;
+    // By a short way: the path of a volume is longer than that of a socket may be.
+    let sockets = scene.desk.path("sockets");
+    std::os::unix::fs::symlink(cluster.volume(&pod, "empty-dir", "kms-sockets"), &sockets)?;
+    let socket = format!("unix://{}", sockets.join("kms.sock").display());
+    eventually("the shim reaches its key", LONG_PATIENCE, async || {
+        KmsClient::connect(&socket).await?.round_trip(b"ours").await
+    })
+    .await?;
+    hosted.wait_usable().await?;
+    scene.write("load-hostile").await?;
+    scene.reads(&["load-clear", "load-native", "load-shim", "load-hostile"]).await?;
+    let log = said()?;
+    ensure!(!log.contains("taken in"), "{log}");
+    Ok(())
+}
+
 async fn without_sidecars_everything_is_in_clear_and_read(
     scene: &Scene,
     plain: &Value,
@@ -142,7 +214,7 @@ async fn without_sidecars_everything_is_in_clear_and_read(
         ensure!(spec(&out, path) == spec(plain, path), "{path}: {:?}", spec(&out, path));
     }
     scene.roll_out(out, &["kube-apiserver"]).await?;
-    scene.reads(&["load-clear", "load-native", "load-shim"]).await
+    scene.reads(&["load-clear", "load-native", "load-shim", "load-hostile"]).await
 }
 
 struct Scene {
@@ -158,14 +230,14 @@ impl Scene {
     }
 
     /// Replaces the Deployment, as `kubectl replace` does, and looks at what runs then.
-    async fn roll_out(&self, mut deployment: Value, containers: &[&str]) -> Result<()> {
+    async fn roll_out(&self, mut deployment: Value, containers: &[&str]) -> Result<Pod> {
         let client = self.hosted.cluster.client();
         let metadata = deployment["metadata"].as_object_mut().context("no metadata")?;
         for field in ["resourceVersion", "managedFields", "uid", "generation"] {
             metadata.remove(field);
         }
         client.send(Method::PUT, DEPLOYMENT, Some(&deployment)).await?;
-        let pods = client.wait_deployment(NAMESPACE, "kube-apiserver").await?;
+        let mut pods = client.wait_deployment(NAMESPACE, "kube-apiserver").await?;
         self.hosted.wait_usable().await?;
         let mut names: Vec<_> =
             pods[0].containers.iter().map(|container| container.name.clone()).collect();
@@ -174,7 +246,7 @@ impl Scene {
         expected.sort_unstable();
         ensure!(names == expected, "{}", pods[0].summary());
         ensure!(pods[0].restarts() == 0, "{}", pods[0].summary());
-        Ok(())
+        Ok(pods.swap_remove(0))
     }
 
     async fn publish(&self, more: &[&str]) -> Result<()> {

@@ -35,7 +35,7 @@ async fn static_pods_serve_a_standalone_cluster_throughout_its_life() {
     let node = Node::furnish(&ground).await.unwrap();
     node.publish_local(&[1]).unwrap();
     node.publish_encryption("kms-1.sock").unwrap();
-    let apiserver = node.apiserver(&ground, "kube-apiserver").await.unwrap();
+    let apiserver = node.direct_apiserver(&ground).await.unwrap();
     ground.put_static_pod("kube-apiserver", &apiserver).unwrap();
     ground.put_static_pod("local", &node.pod("local").unwrap()).unwrap();
     let cluster = ground.start_static().await.unwrap();
@@ -108,7 +108,7 @@ async fn shim_and_plugin_in_different_pods_work_without_a_shared_volume(
     Ok(())
 }
 
-/// The same control plane with sockets in a directory of the node.
+/// The same control plane with sockets in directories of the node.
 async fn kube_apiserver_starts_after_shim_and_plugin(scene: &Scene) -> Result<()> {
     scene.remove("proxy").await?;
     scene.node.publish_shim(&scene.node.shim_config(1))?;
@@ -125,7 +125,7 @@ async fn kube_apiserver_starts_after_shim_and_plugin(scene: &Scene) -> Result<()
 
 async fn a_swapped_host_directory_is_taken_over(scene: &Scene, before: &[Pod]) -> Result<()> {
     scene.node.publish_local(&[1, 2])?;
-    let fresh = scene.node.kms("kms-2.sock");
+    let fresh = scene.node.kms(2);
     eventually("the plugin serves key 2", PATIENCE, async || {
         KmsClient::connect(&fresh).await?.round_trip(b"fresh").await
     })
@@ -143,7 +143,7 @@ async fn a_killed_plugin_is_started_again(scene: &Scene) -> Result<()> {
 
 async fn a_deleted_plugin_comes_back(scene: &Scene) -> Result<()> {
     scene.remove("local").await?;
-    ensure!(KmsClient::connect(&scene.node.kms("kms-2.sock")).await.is_err(), "it still serves");
+    ensure!(KmsClient::connect(&scene.node.kms(2)).await.is_err(), "it still serves");
     scene.add("local").await?;
     scene.plugin_serves().await
 }

@@ -24,7 +24,7 @@ pub(crate) async fn what_happens_to_a_plugin_without_a_shim_fails_no_request(
     scene.apiserver_has_reconnected().await?;
 
     scene.remove("local").await?;
-    let gone = KmsClient::connect(&scene.node.kms("kms-1.sock")).await.is_err();
+    let gone = KmsClient::connect(&scene.node.kms(1)).await.is_err();
     ensure!(gone, "somebody still serves");
     load.more(BETWEEN_STEPS).await?;
     scene.write_under("direct-alone", KEY_ID).await?;

@@ -30,12 +30,19 @@ impl Node {
     /// Directories as `deploy/README.md` has them, keys, and images.
     pub(crate) async fn furnish(ground: &Ground) -> Result<Self> {
         let root = ground.plane().scratch.subdir("node")?;
-        let sockets = root.join("var/run/kmsplugin");
-        for dir in [&sockets, &root.join("keys")] {
-            fs::create_dir_all(dir)?;
+        fs::create_dir_all(root.join("keys"))?;
+        for (sockets, owner) in [
+            ("kmsplugin", UID),
+            ("sidekey", 0),
+            ("sidekey/local", UID),
+            ("sidekey/vault", UID),
+            ("sidekey/aws", UID),
+        ] {
+            let sockets = root.join("var/run").join(sockets);
+            fs::create_dir_all(&sockets)?;
+            chown(&sockets, Some(owner), Some(UID))?;
+            fs::set_permissions(&sockets, fs::Permissions::from_mode(0o750))?;
         }
-        chown(&sockets, Some(UID), Some(UID))?;
-        fs::set_permissions(&sockets, fs::Permissions::from_mode(0o750))?;
         for key in ["key-1", "key-2"] {
             let path = root.join("keys").join(key).display().to_string();
             binaries::run("sidekey-local", &["create", "--key-file", &path]).await?.ok()?;
@@ -100,9 +107,25 @@ impl Node {
         Ok(apiserver)
     }
 
-    /// An endpoint in the directory of sockets, as this host reaches it.
-    pub(crate) fn kms(&self, socket: &str) -> String {
-        format!("unix://{}", self.root.join("var/run/kmsplugin").join(socket).display())
+    /// The same without a shim: it is led to the plugin's own directory.
+    pub(crate) async fn direct_apiserver(&self, ground: &Ground) -> Result<Value> {
+        let mut apiserver = self.apiserver(ground, "kube-apiserver").await?;
+        let volumes = apiserver.pointer_mut("/spec/volumes").and_then(Value::as_array_mut);
+        let mut volumes = volumes.context("no volumes")?.iter_mut();
+        let sockets = volumes.find(|volume| volume["name"] == "kms-sockets");
+        let own = self.root.join("var/run/sidekey/local");
+        sockets.context("no kms-sockets")?["hostPath"]["path"] = own.to_string_lossy().into();
+        Ok(apiserver)
+    }
+
+    /// The shim's socket, as this host reaches it.
+    pub(crate) fn shim(&self) -> String {
+        format!("unix://{}", self.root.join("var/run/kmsplugin/kms.sock").display())
+    }
+
+    /// The socket of a key, as this host reaches it.
+    pub(crate) fn kms(&self, key: u32) -> String {
+        format!("unix://{}", self.root.join(&socket(key)[1..]).display())
     }
 
     /// Swaps a directory by the script that is shipped.
@@ -158,7 +181,7 @@ impl Node {
         let files = self.authority.peer(&self.root, "proxy", &["127.0.0.1"])?;
         let (cert, key) = (fs::read_to_string(files.certificate)?, fs::read_to_string(files.key)?);
         let config = json!({
-            "listen": PROXY, "plugin": "unix:///var/run/kmsplugin/kms-1.sock", "tls": tls(),
+            "listen": PROXY, "plugin": format!("unix://{}", socket(1)), "tls": tls(),
             "clients": [{"san": "shim.sidekey.test", "allow": ["status", "encrypt", "decrypt"]}],
         });
         let (text, ca) = (config.to_string(), self.authority.pem());
@@ -166,12 +189,12 @@ impl Node {
         self.publish("proxy", &all.each_ref().map(|(name, text)| (*name, text.as_str())))
     }
 
-    /// Keys in the directory of sockets; the newest one writes, and the first one wrote
+    /// Keys in the directories of their plugins; the newest one writes, and the first one wrote
     /// before there was a shim.
     pub(crate) fn shim_config(&self, newest: u32) -> Value {
         let key = |id: u32| {
             let role = if id == newest { "write" } else { "read" };
-            let endpoint = format!("unix:///var/run/kmsplugin/kms-{id}.sock");
+            let endpoint = format!("unix://{}", socket(id));
             json!({"id": id, "role": role, "endpoints": [endpoint]})
         };
         let keys: Vec<_> = (1..=newest).map(key).collect();
@@ -186,6 +209,16 @@ impl Node {
         config["tls"] = tls();
         config
     }
+}
+
+/// Where the shim finds a key: the first two are local, then one of each vendor.
+fn socket(key: u32) -> String {
+    let vendor = match key {
+        3 => "vault",
+        4 => "aws",
+        _ => "local",
+    };
+    format!("/var/run/sidekey/{vendor}/kms-{key}.sock")
 }
 
 fn tls() -> Value {

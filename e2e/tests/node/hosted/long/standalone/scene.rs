@@ -137,7 +137,7 @@ impl Scene {
         self.node.publish_shim(&self.node.shim_config(key))?;
         let prefix = format!("sidekey/{key}-");
         eventually(format!("the shim announces key {key}"), PATIENCE, async || {
-            let status = KmsClient::connect(&self.node.kms("kms.sock")).await?.status().await?;
+            let status = KmsClient::connect(&self.node.shim()).await?.status().await?;
             ensure!(status.key_id.starts_with(&prefix), "it announces {}", status.key_id);
             Ok(())
         })
@@ -166,14 +166,14 @@ impl Scene {
             key_id: object.key_id,
             annotations: object.annotations,
         };
-        let shim = KmsClient::connect(&self.node.kms("kms.sock")).await?;
+        let shim = KmsClient::connect(&self.node.shim()).await?;
         shim.decrypt(&sealed).await.with_context(|| format!("the data key of {name}"))?;
         Ok(())
     }
 
     /// The shim has found the plugin again, and kube-apiserver has never lost the shim.
     pub(crate) async fn plugin_serves(&self) -> Result<()> {
-        let shim = KmsClient::connect(&self.node.kms("kms.sock")).await?;
+        let shim = KmsClient::connect(&self.node.shim()).await?;
         eventually("the shim reaches its plugin", PATIENCE, async || {
             shim.round_trip(b"again").await
         })

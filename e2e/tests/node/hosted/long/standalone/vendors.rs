@@ -142,7 +142,7 @@ impl Aws {
 /// Runs the provider's pod until its key works.
 async fn serve(scene: &Scene, name: &str, key: u32) -> Result<()> {
     scene.add(name).await?;
-    let client = KmsClient::connect(&scene.node.kms(&format!("kms-{key}.sock"))).await?;
+    let client = KmsClient::connect(&scene.node.kms(key)).await?;
     eventually(format!("{name} wraps and unwraps"), PATIENCE, async || {
         client.round_trip(b"first").await
     })

@@ -103,7 +103,7 @@ pub fn said(text: &str) -> String {
 fn is_secret(word: &str) -> bool {
     word.split(['"', '\'', ',', ';', ':', '=', '<', '>', '(', ')']).any(|part| {
         let known = ["hvs.", "hvb.", "eyJ"].iter().any(|start| part.starts_with(start));
-        let has = |test: fn(&u8) -> bool| part.as_bytes().iter().any(|byte| test(byte));
+        let has = |test: fn(&u8) -> bool| part.as_bytes().iter().any(test);
         let mixed = has(u8::is_ascii_uppercase) && has(u8::is_ascii_lowercase);
         known || (part.len() >= LONG && mixed && has(u8::is_ascii_digit))
     })

@@ -142,7 +142,7 @@ impl Transport {
             Error::new(Kind::Unavailable, text).with_hint("see whether it is the KMS that answers")
         };
         let told = incoming.size_hint().exact().map(|size| usize::try_from(size).ok());
-        let expected = told.unwrap_or(Some(most.min(4096))).filter(|size| *size <= most);
+        let expected = told.unwrap_or_else(|| Some(most.min(4096))).filter(|size| *size <= most);
         let mut body = Zeroizing::new(Vec::with_capacity(expected.ok_or_else(too_long)?));
         while let Some(frame) = incoming.frame().await {
             let frame =

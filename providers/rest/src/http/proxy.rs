@@ -24,8 +24,8 @@ impl Proxy {
     /// The proxy that is set, or that of the environment, if there is one.
     pub fn new(set: Option<&str>) -> Self {
         let variable = |names: [&str; 2]| {
-            let values = names.iter().filter_map(|name| std::env::var(name).ok());
-            values.filter(|value| !value.trim().is_empty()).next()
+            let mut values = names.iter().filter_map(|name| std::env::var(name).ok());
+            values.find(|value| !value.trim().is_empty())
         };
         let url = set.map(str::to_owned).or_else(|| variable(["HTTPS_PROXY", "https_proxy"]));
         let direct = variable(["NO_PROXY", "no_proxy"]).unwrap_or_default();

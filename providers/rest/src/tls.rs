@@ -77,6 +77,11 @@ impl Trust {
     }
 }
 
+/// Whether a certificate can be for it: a DNS name or an IP address.
+pub fn is_name(name: &str) -> bool {
+    ServerName::try_from(name).is_ok()
+}
+
 /// The bundle of the system, if there is one; images without a distribution name theirs.
 pub fn system_bundle() -> Option<PathBuf> {
     let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);

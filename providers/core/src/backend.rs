@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::files::Files;
-use crate::{Call, Error, KeyId, Provider, Sealed, Secret};
+use crate::{Call, Deletion, Error, KeyId, Provider, Sealed, Secret};
 
 /// A boxed answer.
 pub(crate) struct Answer<'a, T>(Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>);
@@ -33,6 +33,7 @@ pub(crate) trait Backend: Send + Sync {
     fn verify<'a>(&'a self, sealed: &'a Sealed, call: &'a Call<'a>) -> Answer<'a, (Secret, KeyId)>;
     fn close(&self) -> Answer<'_, ()>;
     fn expiry(&self) -> Option<SystemTime>;
+    fn deletion(&self) -> Deletion;
     fn note(&self) -> Option<String>;
     fn as_any(&self) -> &dyn Any;
 }
@@ -138,6 +139,10 @@ impl<P: Provider> Backend for P {
 
     fn expiry(&self) -> Option<SystemTime> {
         Provider::expiry(self)
+    }
+
+    fn deletion(&self) -> Deletion {
+        Provider::deletion(self)
     }
 
     fn note(&self) -> Option<String> {

@@ -38,10 +38,15 @@ impl Clock {
 
     /// The time by the servers' clock.
     pub fn now(&self) -> SystemTime {
-        let (now, skew) = (SystemTime::now(), self.skew.load(Ordering::Relaxed));
+        let (now, skew) = (SystemTime::now(), self.skew());
         let by = Duration::from_secs(skew.unsigned_abs());
         let corrected = if skew < 0 { now.checked_sub(by) } else { now.checked_add(by) };
         corrected.unwrap_or(now)
+    }
+
+    /// How many seconds our clock is behind; 0 where it is about right or nothing is known.
+    pub fn skew(&self) -> i64 {
+        self.skew.load(Ordering::Relaxed)
     }
 
     /// What is left until `end`, which a server has named.

@@ -104,8 +104,15 @@ impl Http {
     /// A client that has not connected to anybody yet.
     pub fn new(trust: &Trust, proxy: Proxy, limits: Limits) -> Self {
         let transport = Arc::new(Transport::new(trust, proxy, limits));
-        let stack = Bounded::new(Direct(transport.clone()), limits.calls);
-        Self { transport, stack }
+        Self { stack: Bounded::new(Direct(transport.clone()), limits.calls), transport }
+    }
+
+    /// The same connections with a limit of calls of its own: one that hangs takes no turn from
+    /// those of another.
+    #[must_use]
+    pub fn separate(&self) -> Self {
+        let transport = self.transport.clone();
+        Self { stack: Bounded::new(Direct(transport.clone()), transport.limits.calls), transport }
     }
 
     /// Asks one server, and reads the whole answer.

@@ -11,12 +11,13 @@ use aws_lc_rs::signature::{RSA_PKCS1_SHA256, RSA_PSS_SHA256, RsaEncoding, RsaKey
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use sidekey_core::{Error, Kind, Secret};
 use tokio::time::Instant;
+use zeroize::Zeroizing;
 
 use crate::address::Address;
 use crate::body::{form, read};
@@ -27,66 +28,26 @@ use crate::lease::{Grant, Held, Source};
 /// How long a signed assertion is good: it is sent at once.
 const ASSERTED: u64 = 300;
 const BEARER: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
+const JWT_GRANT: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
 const EXCHANGE: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
 const ACCESS: &str = "urn:ietf:params:oauth:token-type:access_token";
 
 /// What is sent for a token. Not `Debug`: there are secrets in it.
 pub enum Form {
-    /// Client credentials with a secret.
-    Secret {
-        /// The client.
-        client: String,
-        /// Its secret.
-        secret: Secret,
-        /// What for.
-        scope: String,
-    },
-    /// Client credentials with an assertion from a file, as of a workload identity.
-    Assertion {
-        /// The client.
-        client: String,
-        /// The token of another issuer.
-        assertion: Secret,
-        /// What for.
-        scope: String,
-    },
-    /// Client credentials with an assertion that we sign ourselves.
-    Signed {
-        /// The client.
-        client: String,
-        /// What signs it.
-        signer: Signer,
-        /// What for.
-        scope: String,
-    },
-    /// A JWT that we sign is the grant itself (RFC 7523).
-    JwtBearer {
-        /// What signs it; its claims name the scope.
-        signer: Signer,
-    },
-    /// A key that is exchanged under the grant type that the vendor has for it.
-    ApiKey {
-        /// `urn:ibm:params:oauth:grant-type:apikey`, say.
-        grant: &'static str,
-        /// The key.
-        key: Secret,
-    },
-    /// The token of another issuer is exchanged for one (RFC 8693).
-    Exchange {
-        /// That token.
-        subject: Secret,
-        /// Its type.
-        subject_type: String,
-        /// For whom.
-        audience: String,
-        /// What for.
-        scope: String,
-    },
-    /// A metadata endpoint that knows who asks: nothing is sent but a header against browsers.
-    Metadata {
-        /// `Metadata-Flavor: Google`, `Metadata: true`.
-        header: (&'static str, &'static str),
-    },
+    /// Fields of a form.
+    Post(Vec<(&'static str, Field)>),
+    /// Nothing but a header against browsers: the endpoint knows who asks.
+    Get(&'static str, &'static str),
+}
+
+/// What a field holds.
+pub enum Field {
+    /// A name or an address.
+    Text(String),
+    /// A secret, or the token of another issuer, as of a workload identity.
+    Secret(Secret),
+    /// A JWT that is signed when it is sent.
+    Signed(Signer),
 }
 
 /// Signs JWTs with an RSA key.
@@ -113,17 +74,16 @@ pub struct TokenEndpoint {
 
 /// What OAuth's own codes mean (RFC 6749, 5.2).
 const CODES: [Code; 6] = [
-    denied("invalid_client", "check the client and its secret or certificate"),
-    denied("invalid_grant", "the token or assertion that was sent has expired or is not accepted"),
-    denied("unauthorized_client", "let this client use this kind of login"),
-    denied("access_denied", "check what this client may do"),
-    Code { action: "", code: "invalid_scope", kind: Kind::Config, hint: "check the scope" },
-    Code {
-        action: "",
-        code: "temporarily_unavailable",
-        kind: Kind::Unavailable,
-        hint: "the issuer of tokens is overloaded",
-    },
+    code("invalid_client", Kind::Denied, "check the client and its secret or certificate"),
+    code(
+        "invalid_grant",
+        Kind::Denied,
+        "the token or assertion that was sent has expired or is not accepted",
+    ),
+    code("unauthorized_client", Kind::Denied, "let this client use this kind of login"),
+    code("access_denied", Kind::Denied, "check what this client may do"),
+    code("invalid_scope", Kind::Config, "check the scope"),
+    code("temporarily_unavailable", Kind::Unavailable, "the issuer of tokens is overloaded"),
 ];
 
 #[derive(Deserialize)]
@@ -144,8 +104,8 @@ struct Refused {
     code: Option<String>,
 }
 
-const fn denied(code: &'static str, hint: &'static str) -> Code {
-    Code { action: "", code, kind: Kind::Denied, hint }
+const fn code(code: &'static str, kind: Kind, hint: &'static str) -> Code {
+    Code { action: "", code, kind, hint }
 }
 
 impl Signer {
@@ -187,49 +147,69 @@ impl Signer {
 }
 
 impl Form {
-    fn body(&self, now: SystemTime) -> Result<Bytes, Error> {
-        let text = |secret: &Secret| {
-            let text = secret.as_text().map(str::to_owned).map(zeroize::Zeroizing::new);
-            text.ok_or_else(|| Error::new(Kind::Config, "a secret is not plain text"))
-        };
-        let client = ("grant_type", "client_credentials");
-        let asserted = |client_id: &str, assertion: &str, scope: &str| {
-            form(&[
-                client,
-                ("client_id", client_id),
-                ("client_assertion_type", BEARER),
-                ("client_assertion", assertion),
-                ("scope", scope),
-            ])
-        };
-        Ok(match self {
-            Self::Secret { client: id, secret, scope } => {
-                let secret = text(secret)?;
-                form(&[client, ("client_id", id), ("client_secret", &secret), ("scope", scope)])
-            }
-            Self::Assertion { client, assertion, scope } => {
-                asserted(client, &text(assertion)?, scope)
-            }
-            Self::Signed { client, signer, scope } => {
-                asserted(client, &text(&signer.sign(now)?)?, scope)
-            }
-            Self::JwtBearer { signer } => {
-                let assertion = text(&signer.sign(now)?)?;
-                let grant = "urn:ietf:params:oauth:grant-type:jwt-bearer";
-                form(&[("grant_type", grant), ("assertion", &assertion)])
-            }
-            Self::ApiKey { grant, key } => form(&[("grant_type", grant), ("apikey", &text(key)?)]),
-            Self::Exchange { subject, subject_type, audience, scope } => form(&[
-                ("grant_type", EXCHANGE),
-                ("requested_token_type", ACCESS),
-                ("subject_token", &text(subject)?),
-                ("subject_token_type", subject_type),
-                ("audience", audience),
-                ("scope", scope),
-            ]),
-            Self::Metadata { .. } => Bytes::new(),
-        })
+    /// Client credentials with a secret.
+    pub fn secret(client: &str, secret: Secret, scope: &str) -> Self {
+        Self::client(client, scope, vec![("client_secret", Field::Secret(secret))])
     }
+
+    /// Client credentials with an assertion: from a file, or signed by us (RFC 7521).
+    pub fn assertion(client: &str, assertion: Field, scope: &str) -> Self {
+        let kind = ("client_assertion_type", text(BEARER));
+        Self::client(client, scope, vec![kind, ("client_assertion", assertion)])
+    }
+
+    /// A JWT that we sign is the grant itself (RFC 7523); its claims name the scope.
+    pub fn jwt_bearer(signer: Signer) -> Self {
+        Self::grant(JWT_GRANT, vec![("assertion", Field::Signed(signer))])
+    }
+
+    /// A key, under the grant type that the vendor has for it.
+    pub fn api_key(grant: &str, key: Secret) -> Self {
+        Self::grant(grant, vec![("apikey", Field::Secret(key))])
+    }
+
+    /// The token of another issuer is exchanged for one (RFC 8693).
+    pub fn exchange(subject: Secret, subject_type: &str, audience: &str, scope: &str) -> Self {
+        let fields = vec![
+            ("requested_token_type", text(ACCESS)),
+            ("subject_token", Field::Secret(subject)),
+            ("subject_token_type", text(subject_type)),
+            ("audience", text(audience)),
+            ("scope", text(scope)),
+        ];
+        Self::grant(EXCHANGE, fields)
+    }
+
+    fn client(client: &str, scope: &str, mut fields: Vec<(&'static str, Field)>) -> Self {
+        fields.extend([("client_id", text(client)), ("scope", text(scope))]);
+        Self::grant("client_credentials", fields)
+    }
+
+    fn grant(grant: &str, mut fields: Vec<(&'static str, Field)>) -> Self {
+        fields.insert(0, ("grant_type", text(grant)));
+        Self::Post(fields)
+    }
+
+    fn body(&self, now: SystemTime) -> Result<Bytes, Error> {
+        let Self::Post(fields) = self else { return Ok(Bytes::new()) };
+        let value = |field: &Field| {
+            let text = match field {
+                Field::Text(text) => Some(text.clone()),
+                Field::Secret(secret) => secret.as_text().map(str::to_owned),
+                Field::Signed(signer) => signer.sign(now)?.as_text().map(str::to_owned),
+            };
+            let bad = || Error::new(Kind::Config, "a secret is not plain text");
+            text.map(Zeroizing::new).ok_or_else(bad)
+        };
+        let values: Vec<_> =
+            fields.iter().map(|(_, field)| value(field)).collect::<Result<_, _>>()?;
+        let pairs = fields.iter().zip(&values).map(|((name, _), value)| (*name, value.as_str()));
+        Ok(form(&pairs.collect::<Vec<_>>()))
+    }
+}
+
+fn text(text: &str) -> Field {
+    Field::Text(text.to_owned())
 }
 
 impl Source for TokenEndpoint {
@@ -243,17 +223,11 @@ impl Source for TokenEndpoint {
     ) -> Result<Grant<HeaderValue>, Error> {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-        let method = match self.form {
-            Form::Metadata { header: (name, value) } => {
-                headers.insert(name, HeaderValue::from_static(value));
-                Method::GET
-            }
-            _ => {
-                let form = HeaderValue::from_static("application/x-www-form-urlencoded");
-                headers.insert(CONTENT_TYPE, form);
-                Method::POST
-            }
+        let (method, name, value) = match self.form {
+            Form::Get(name, value) => (Method::GET, HeaderName::from_static(name), value),
+            Form::Post(_) => (Method::POST, CONTENT_TYPE, "application/x-www-form-urlencoded"),
         };
+        headers.insert(name, HeaderValue::from_static(value));
         let body = self.form.body(self.http.clock().now())?;
         let request = Request { method, path: self.path.clone(), headers, body, once: false };
         let answer = self.http.ask(&self.address, request, deadline).await?;
@@ -261,8 +235,8 @@ impl Source for TokenEndpoint {
             return Err(self.refused(answer.status.as_u16(), &answer.body));
         }
         let token: Token = read(&answer.body, "the token endpoint")?;
-        let access = zeroize::Zeroizing::new(token.access_token);
-        let item = secret_header(&zeroize::Zeroizing::new(format!("Bearer {}", *access)))?;
+        let access = Zeroizing::new(token.access_token);
+        let item = secret_header(&Zeroizing::new(format!("Bearer {}", *access)))?;
         let seconds = token.expires_in.as_u64();
         let seconds = seconds.or_else(|| token.expires_in.as_str()?.parse().ok());
         Ok(Grant { item, life: seconds.map(Duration::from_secs) })
@@ -285,11 +259,6 @@ impl TokenEndpoint {
         let error = refusal.explain(&codes);
         if error.kind() == Kind::Denied { error.lasting().after_reload() } else { error }
     }
-}
-
-/// Claims of an assertion for a token endpoint.
-pub fn claims(issuer: &str, subject: &str, audience: &str) -> Value {
-    json!({"iss": issuer, "sub": subject, "aud": audience})
 }
 
 #[cfg(test)]

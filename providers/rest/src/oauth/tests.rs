@@ -2,6 +2,7 @@ use aws_lc_rs::encoding::AsDer;
 use aws_lc_rs::rsa::KeySize;
 use aws_lc_rs::signature::{KeyPair, RSA_PKCS1_2048_8192_SHA256, RSA_PSS_2048_8192_SHA256};
 use aws_lc_rs::signature::{UnparsedPublicKey, VerificationAlgorithm};
+use serde_json::json;
 use sidekey_core::tls::Unusable;
 use sidekey_core::{Files, sha256};
 
@@ -45,41 +46,26 @@ async fn each_form_is_sent_as_its_endpoint_asks_for_it() {
         )
     })
     .await;
-    let (client, scope) = ("me".to_owned(), "https://kms/.default".to_owned());
+    let scope = "https://kms/.default";
     let (_, der) = key();
-    let signer = || Signer::new(&der, "RS256", json!({}), claims("i", "s", "a")).unwrap();
-    let forms: Vec<(Form, &str)> = vec![
+    let signer = || Signer::new(&der, "RS256", json!({}), json!({"iss": "me"})).unwrap();
+    let forms = [
         (
-            Form::Secret { client: client.clone(), secret: secret("s+"), scope: scope.clone() },
-            "grant_type=client_credentials&client_id=me&client_secret=s%2B&scope=https%3A%2F%2Fkms%2F.default",
+            Form::secret("me", secret("s+"), scope),
+            "grant_type=client_credentials&client_secret=s%2B&client_id=me&scope=https%3A%2F%2Fkms%2F.default",
         ),
+        (Form::assertion("me", Field::Secret(secret("jwt\n")), scope), "client_assertion=jwt&"),
+        (Form::assertion("me", Field::Signed(signer()), scope), "client_assertion=eyJ"),
+        (Form::jwt_bearer(signer()), "grant-type%3Ajwt-bearer&assertion=eyJ"),
+        (Form::api_key("urn:ibm:apikey", secret("k")), "grant_type=urn%3Aibm%3Aapikey&apikey=k"),
         (
-            Form::Assertion {
-                client: client.clone(),
-                assertion: secret("jwt\n"),
-                scope: scope.clone(),
-            },
-            "client_assertion=jwt&",
-        ),
-        (Form::Signed { client, signer: signer(), scope: scope.clone() }, "client_assertion=eyJ"),
-        (Form::JwtBearer { signer: signer() }, "grant-type%3Ajwt-bearer&assertion=eyJ"),
-        (
-            Form::ApiKey { grant: "urn:ibm:apikey", key: secret("k") },
-            "grant_type=urn%3Aibm%3Aapikey&apikey=k",
-        ),
-        (
-            Form::Exchange {
-                subject: secret("sub"),
-                subject_type: "urn:jwt".into(),
-                audience: "//iam".into(),
-                scope,
-            },
+            Form::exchange(secret("sub"), "urn:jwt", "//iam", scope),
             "subject_token=sub&subject_token_type=urn%3Ajwt&audience=%2F%2Fiam",
         ),
-        (Form::Metadata { header: ("metadata-flavor", "Google") }, ""),
+        (Form::Get("metadata-flavor", "Google"), ""),
     ];
     for (form, expected) in forms {
-        let is_metadata = matches!(form, Form::Metadata { .. });
+        let is_metadata = matches!(form, Form::Get(..));
         let grant = endpoint(&fake, form).fetch(None, soon()).await.unwrap();
         assert_eq!(grant.item, "Bearer tok");
         assert!(grant.item.is_sensitive());
@@ -100,7 +86,7 @@ fn a_signed_jwt_can_be_verified_and_says_who_for_whom_and_until_when() {
         [("RS256", &RSA_PKCS1_2048_8192_SHA256), ("PS256", &RSA_PSS_2048_8192_SHA256)];
     for (name, algorithm) in algorithms {
         let head = json!({"x5t#S256": "thumb"});
-        let signer = Signer::new(&der, name, head, claims("me", "me", "you")).unwrap();
+        let signer = Signer::new(&der, name, head, json!({"iss": "me", "aud": "you"})).unwrap();
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let jwt = signer.sign(now).unwrap();
         let jwt = jwt.as_text().unwrap();
@@ -130,7 +116,7 @@ async fn a_refusal_of_the_credential_is_told_by_its_code_and_sent_once() {
         Reply::json(401, &json!({"error": "invalid_client", "error_description": text}))
     })
     .await;
-    let form = Form::ApiKey { grant: "g", key: secret("hunter2") };
+    let form = Form::api_key("g", secret("hunter2"));
     let lease = Lease::new(endpoint(&fake, form), sha256(b"oauth-refused"), LOCKOUT);
     for _ in 0..5 {
         let error = lease.get(soon()).await.err().unwrap();
@@ -143,6 +129,6 @@ async fn a_refusal_of_the_credential_is_told_by_its_code_and_sent_once() {
 #[tokio::test]
 async fn bad_answers_of_a_token_endpoint_change_nothing() {
     let fake = Fake::https(|_| Reply::json(200, &json!({"access_token": "t"}))).await;
-    let endpoint = endpoint(&fake, Form::ApiKey { grant: "g", key: secret("k") });
+    let endpoint = endpoint(&fake, Form::api_key("g", secret("k")));
     takes_no_bad_answer(&fake, || {}, async || endpoint.fetch(None, soon()).await.map(drop)).await;
 }

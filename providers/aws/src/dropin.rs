@@ -3,6 +3,7 @@
 use clap::Args;
 use serde_json::{Map, Value, json};
 use sidekey_core::{Answer, CommandLine, Error, Kind, Output, RotateCommand, complain, rotate};
+use sidekey_rest::Address;
 
 use crate::Aws;
 use crate::environment::Environment;
@@ -124,7 +125,11 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
         document
     }
 
-    fn prepare(_: &Flags) -> Result<(), Error> {
+    fn prepare(flags: &Flags) -> Result<(), Error> {
+        let plain = |url: &&String| Address::parse(url).is_ok_and(|address| address.is_exposed());
+        if let Some(url) = flags.kms_endpoint.as_ref().filter(plain) {
+            complain(&format!("warning: keys go to {url} in plain text: use https"));
+        }
         if Environment::process().has_static_keys() {
             complain(
                 "warning: keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY can be read by whoever sees the environment and never change: use files",
@@ -172,6 +177,10 @@ impl Flags {
             if let Some(text) = text.as_deref().filter(|text| !text.is_empty()) {
                 settings.insert(field.into(), text.into());
             }
+        }
+        // Whoever gives such a flag has seen it; the replaced plugin takes it too.
+        if self.kms_endpoint.as_deref().is_some_and(|url| url.starts_with("http://")) {
+            settings.insert("allowPlaintext".into(), true.into());
         }
         if let Some(tokens) = self.retry_tokens() {
             settings.insert("retryTokens".into(), tokens.into());

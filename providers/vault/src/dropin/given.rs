@@ -34,12 +34,7 @@ pub(crate) fn keep(given: Given) {
     let _ = GIVEN.set(given);
 }
 
-/// Whether anything was given.
-pub(crate) fn is_given() -> bool {
-    GIVEN.get().is_some()
-}
-
-/// What was given, if anything.
-pub(crate) fn given() -> Option<&'static Given> {
-    GIVEN.get()
+/// What was given, if the configuration says that something was.
+pub(crate) fn given(said: Option<bool>) -> Option<&'static Given> {
+    GIVEN.get().filter(|_| said == Some(true))
 }

@@ -73,6 +73,7 @@ fn vault_kubernetes_kms() {
     assert_eq!(key["credentials"], json!({"appRole": {"roleId": "role", "given": true}}));
     assert_eq!(given.secret_id.unwrap().expose(), b"s3cret");
     assert!(!key.to_string().contains("s3cret"), "no secret is in what is logged");
+    assert_eq!(key["settings"]["associatedData"], false, "what that plugin can read is written");
     let health = json!([{"address": ":8090", "healthz": "/health", "livez": "/live", "metrics": "/metrics"}]);
     assert_eq!(process(&flags), json!({"health": health, "log": {"level": "debug"}}));
 }
@@ -115,10 +116,6 @@ fn every_auth_method_of_the_command_line() {
             json!({"userpass": {"username": "u", "passwordFile": "/p"}}),
         ),
         ("-auth-method=token -token-path=/t", json!({"token": {"file": "/t"}})),
-        (
-            "-approle-role-id=r -approle-wrapped-secret-id-path=/w",
-            json!({"appRole": {"roleId": "r", "wrappedSecretIdFile": "/w"}}),
-        ),
     ] {
         let key = key(&format!("{line} -vault-address=https://v -tls-ca-file=/ca"), &[]);
         assert_eq!(key["credentials"], wanted, "{line}");
@@ -161,7 +158,8 @@ fn variables_of_vaults_own_clients_describe_no_key() {
     let environment = [("VAULT_ADDR", "https://v"), ("VAULT_TOKEN", "t")];
     assert!(flags("", &environment).is_none());
     let lookup = |_: &str| Some("x".to_owned());
-    assert!(Flags::default().with(&lookup, true).is_none(), "beside a file none counts");
+    let none = Line::try_parse_from(["sidekey-vault"]).unwrap().flags;
+    assert!(none.with(&lookup, true).is_none(), "beside a file none counts");
     let named = |line: &str| names_a_file(line.split(' ').map(str::to_owned));
     assert!(named("x --config f") && named("x -config=f") && named("x --config=f"));
     assert!(!named("x -vault-address --configs"));
@@ -178,12 +176,34 @@ fn what_would_be_less_safe_or_leaves_nothing_is_refused() {
         ("-vault-address=https://v -auth-method=magic".to_owned(), "magic"),
         ("-vault-address=https://v".to_owned(), "-auth-method is missing"),
         ("-token=t".to_owned(), "-vault-address is missing"),
+        (format!("{base} -socket=unix:///a -listen-address=unix:///b"), "excludes"),
+        (
+            "-vault-address=https://v -approle-role-id=r -approle-wrapped-secret-id-path=/w".into(),
+            "a wrapping opens once",
+        ),
     ] {
         let error = describe(&flags(&line, &[]).unwrap()).map(|_| ()).unwrap_err();
         assert_eq!(error.kind(), sidekey_core::Kind::Invalid);
         assert!(error.report().contains(part), "{line}: {}", error.report());
     }
     assert!(describe(&flags(&format!("{base} -tls-skip-verify=false"), &[]).unwrap()).is_ok());
+}
+
+#[test]
+fn plain_http_to_another_machine_must_be_allowed() {
+    let line = "-vault-address=http://v:8200 -auth-method=token -token-path=/t";
+    let problems = |line: &str| {
+        let mut body = key(line, &[]);
+        for field in ["id", "type", "listen"] {
+            body.as_object_mut().unwrap().remove(field);
+        }
+        let mut problems = Problems::default();
+        let config: Config = sidekey_core::config::read(&body, &mut problems).unwrap();
+        config.check(&mut problems);
+        problems.iter().map(|problem| problem.path.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(problems(line), ["settings.addresses[0]"]);
+    assert_eq!(problems(&format!("{line} -allow-plaintext")), [""; 0]);
 }
 
 #[test]

@@ -50,16 +50,6 @@ impl Environment {
         named.map(PathBuf::from).filter(|path| path.is_absolute())
     }
 
-    /// The proxy for TLS.
-    pub(crate) fn proxy(&self) -> Option<String> {
-        self.variable("HTTPS_PROXY").or_else(|| self.variable("https_proxy"))
-    }
-
-    /// The hosts that are reached without it.
-    pub(crate) fn no_proxy(&self) -> Option<String> {
-        self.variable("NO_PROXY").or_else(|| self.variable("no_proxy"))
-    }
-
     /// The files that the SDK's chain makes credentials of.
     pub(crate) fn credential_files(&self) -> Vec<PathBuf> {
         if self.has_static_keys() {

@@ -1,9 +1,8 @@
-use std::sync::atomic::Ordering;
-
 use bytes::Bytes;
+use sidekey_rest::testing::takes_no_bad_answer;
 
 use super::*;
-use crate::testing::{A, B, Fake, call, material};
+use crate::testing::{A, B, DELETION, Fake, call, material};
 
 fn key_id(text: &str) -> KeyId {
     KeyId::new(text).unwrap()
@@ -201,6 +200,25 @@ async fn a_disabled_or_dying_key_says_so() {
 }
 
 #[tokio::test]
+async fn the_day_of_deletion_is_known_as_soon_as_a_call_is_refused_for_it_and_forgotten_after() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let sealed = wrap(&key, b"seed").await;
+    assert_eq!(key.deletion().at, None);
+    fake.state().states.insert(A.into(), "PendingDeletion");
+    fake.state().refuse.insert("Decrypt".into(), "KMSInvalidStateException");
+    assert_eq!(unwrap(&key, &sealed).await, Err(Kind::KeyState));
+    assert_eq!(key.deletion().at, Some(SystemTime::UNIX_EPOCH + DELETION));
+    let asked = fake.count("DescribeKey");
+    assert_eq!(unwrap(&key, &sealed).await, Err(Kind::KeyState));
+    assert_eq!(fake.count("DescribeKey"), asked, "it is not looked at for every call");
+    fake.state().states.clear();
+    fake.state().refuse.clear();
+    assert!(unwrap(&key, &sealed).await.is_ok());
+    assert_eq!(key.deletion().at, None);
+}
+
+#[tokio::test]
 async fn forged_or_foreign_data_is_refused_by_kind() {
     let fake = Fake::start().await;
     let key = fake.key(A).await;
@@ -244,11 +262,11 @@ async fn a_clock_that_is_set_costs_no_call_and_is_followed_back_and_forth() {
     let sealed = wrap(&key, b"seed").await;
     fake.state().minds_time = true;
     // What was right before the clock was set is wrong now; the other way round it is the same.
-    for skew in [3600, -3600, 86_400] {
-        key.client.wire.skew.store(skew, Ordering::Relaxed);
+    for ahead in [3600, -3600, 7 * 3600, 0] {
+        fake.state().ahead = ahead;
         let asked = fake.count("Decrypt");
-        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{skew}");
-        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{skew}");
+        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{ahead}");
+        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{ahead}");
         assert_eq!(fake.count("Decrypt"), asked + 3, "refused once, and never again");
     }
     // A signature that is wrong for another reason is not tried again for it.
@@ -259,10 +277,59 @@ async fn a_clock_that_is_set_costs_no_call_and_is_followed_back_and_forth() {
 }
 
 #[tokio::test]
+async fn credentials_that_kms_refuses_are_not_fetched_for_every_call() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let sealed = wrap(&key, b"seed").await;
+    fake.state().refuse.insert("Decrypt".into(), "ExpiredTokenException");
+    let asked = fake.count("Decrypt");
+    for _ in 0..10 {
+        assert_eq!(unwrap(&key, &sealed).await, Err(Kind::Denied));
+    }
+    assert_eq!(fake.count("Decrypt"), asked + 11, "one of them was made again");
+}
+
+#[tokio::test]
+async fn bad_answers_are_clear_errors_and_change_nothing() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let sealed = wrap(&key, b"seed").await;
+    takes_no_bad_answer(
+        &fake.server,
+        || {},
+        async || {
+            key.decrypt(&sealed, &call())
+                .await
+                .map(|plaintext| assert_eq!(plaintext.expose(), b"seed"))
+        },
+    )
+    .await;
+    takes_no_bad_answer(
+        &fake.server,
+        || {},
+        async || key.encrypt(&version(A, 1), b"seed", &call()).await.map(drop),
+    )
+    .await;
+    assert_eq!(key.key_id().await.unwrap(), version(A, 1));
+}
+
+#[tokio::test]
+async fn an_endpoint_is_the_one_that_is_named_or_the_one_that_aws_has_there() {
+    let fake = Fake::start().await;
+    let mut config = fake.document(A);
+    config["settings"]["fips"] = true.into();
+    let config = serde_json::from_value(config).unwrap();
+    // A URL is no name that could be turned into another one.
+    let error = fake.connect(&config, None).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), Kind::Config, "{}", error.report());
+    assert!(error.hint().unwrap().contains("settings.fips"), "{}", error.report());
+}
+
+#[tokio::test]
 async fn keys_of_equal_settings_share_a_client() {
     let fake = Fake::start().await;
     let (a, b) = (fake.key(A).await, fake.key(B).await);
-    assert!(Arc::ptr_eq(&a.client, &b.client));
+    assert!(Arc::ptr_eq(&a.client.account, &b.client.account));
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use tonic::async_trait;
 
 use crate::files::Files;
-use crate::{Call, Error, KeyId, Provider, Sealed, Secret};
+use crate::{Call, Deletion, Error, KeyId, Provider, Sealed, Secret};
 
 /// A client of any provider.
 #[async_trait]
@@ -26,6 +26,7 @@ pub(crate) trait Backend: Send + Sync {
     async fn verify(&self, sealed: &Sealed, call: &Call<'_>) -> Result<(Secret, KeyId), Error>;
     async fn close(&self);
     fn expiry(&self) -> Option<SystemTime>;
+    fn deletion(&self) -> Deletion;
     fn note(&self) -> Option<String>;
     fn as_any(&self) -> &dyn Any;
 }
@@ -112,6 +113,10 @@ impl<P: Provider> Backend for P {
 
     fn expiry(&self) -> Option<SystemTime> {
         Provider::expiry(self)
+    }
+
+    fn deletion(&self) -> Deletion {
+        Provider::deletion(self)
     }
 
     fn note(&self) -> Option<String> {

@@ -137,7 +137,7 @@ impl Key {
                 let call = Call { uid: &uid, deadline };
                 let attempt = || {
                     let decrypting = active.backend.decrypt(&sealed, &call);
-                    counted(Some(&key.metrics), BackendCall::Decrypt, decrypting)
+                    counted(Some(&key.metrics.requests), BackendCall::Decrypt, decrypting)
                 };
                 let work = key.retries.run(deadline, attempts, attempt);
                 let late = |_| Run { result: Err(timed_out()), attempts: 1, out_of_time: true };
@@ -176,7 +176,7 @@ impl Key {
             // What only reads has not proven that it encrypts with this one.
             past.extend(encrypts.then(|| key_id.clone()));
         }
-        self.metrics.expiry(backend.expiry());
+        self.metrics.ends(&*backend);
         self.active.store(Some(Arc::new(Active { backend, key_id, encrypts })));
         self.changed.notify_waiters();
     }
@@ -323,7 +323,8 @@ impl Kms for Arc<Key> {
         let backend = &active.backend;
         let attempt = || {
             let encrypting = backend.encrypt(&announced, plaintext.expose(), call);
-            encrypt_verified(&**backend, encrypting, &plaintext, call, Some(&self.metrics))
+            let metrics = Some(&self.metrics.requests);
+            encrypt_verified(&**backend, encrypting, &plaintext, call, metrics)
         };
         let work = async { self.retries.run(call.deadline, ATTEMPTS, attempt).await.result };
         let sealed = within(call.deadline, work).await;

@@ -112,7 +112,7 @@ pub use key_id::{
 };
 pub use limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_sealed};
 pub use linger::{Ending, Farewell};
-pub use provider::{Call, Provider, Sealed};
+pub use provider::{Call, Deletion, Provider, Sealed};
 pub use run::run;
 pub use secret::Secret;
 pub use sidekey_proto as proto;

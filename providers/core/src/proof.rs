@@ -5,7 +5,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::backend::Backend;
 use crate::canary::Canary;
-use crate::metrics::{BackendCall, KeyMetrics};
+use crate::metrics::{BackendCall, BackendCalls};
 use crate::{Call, Error, Kind, Sealed, Secret, limits};
 
 /// Has `backend` read a canary or a sample: so it has the KEK that wrote it.
@@ -13,7 +13,7 @@ pub(crate) async fn reads(
     backend: &dyn Backend,
     canary: &Canary,
     call: &Call<'_>,
-    metrics: Option<&KeyMetrics>,
+    metrics: Option<&BackendCalls>,
 ) -> Result<(), Error> {
     let decrypting = backend.decrypt(&canary.sealed, call);
     canary.verify(&counted(metrics, BackendCall::Decrypt, decrypting).await?)
@@ -25,7 +25,7 @@ pub(crate) async fn encrypt_verified(
     encrypting: impl Future<Output = Result<Sealed, Error>>,
     plaintext: &Secret,
     call: &Call<'_>,
-    metrics: Option<&KeyMetrics>,
+    metrics: Option<&BackendCalls>,
 ) -> Result<Sealed, Error> {
     let mut sealed = counted(metrics, BackendCall::Encrypt, encrypting).await?;
     limits::check_sealed(&sealed)?;
@@ -42,7 +42,7 @@ pub(crate) async fn encrypt_verified(
 
 /// One call of the KMS, counted where it is of a key that is served.
 pub(crate) async fn counted<T>(
-    metrics: Option<&KeyMetrics>,
+    metrics: Option<&BackendCalls>,
     call: BackendCall,
     calling: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {

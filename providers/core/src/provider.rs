@@ -43,6 +43,15 @@ pub struct Call<'a> {
     pub deadline: Instant,
 }
 
+/// What the KMS says of the end of a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deletion {
+    /// When it is deleted, if that is planned.
+    pub at: Option<SystemTime>,
+    /// Whether somebody could delete it at once, where the KMS tells.
+    pub allowed: Option<bool>,
+}
+
 /// One key at one KMS.
 ///
 /// The runtime calls [`connect`](Provider::connect) at start and again whenever the
@@ -130,6 +139,11 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// When the credentials in use expire, if that is known.
     fn expiry(&self) -> Option<SystemTime> {
         None
+    }
+
+    /// What the KMS says of the end of the key, as far as it is known.
+    fn deletion(&self) -> Deletion {
+        Deletion::default()
     }
 
     /// One line about this client for `/status`: a fallback taken, say.

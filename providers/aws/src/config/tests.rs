@@ -98,3 +98,15 @@ fn variables_count_only_where_no_credentials_are_configured() {
     });
     assert!(read(json!({})).files(&keys).is_empty());
 }
+
+#[test]
+fn plain_text_leaves_the_machine_only_where_that_is_allowed() {
+    let with = |url: &str, allowed: bool| {
+        let settings = json!({"endpoint": url, "stsEndpoint": url, "allowPlaintext": allowed});
+        mistakes(json!({"kek": {"key": A}, "settings": settings}))
+    };
+    assert_eq!(with("http://kms.example", false), ["settings.endpoint", "settings.stsEndpoint"]);
+    assert!(with("http://kms.example", true).is_empty());
+    assert!(with("http://127.0.0.1:5000", false).is_empty());
+    assert!(with("https://kms.example", false).is_empty());
+}

@@ -45,9 +45,9 @@ impl Keeper {
             Ok(()) => true,
             Err(error) => !encrypt && error.kind() != Kind::KeyState,
         });
+        self.key.metrics.ends(&*active.backend);
         match result {
             Ok(()) => {
-                self.key.metrics.expiry(active.backend.expiry());
                 self.key.proven();
                 Ok(())
             }
@@ -157,7 +157,7 @@ impl Keeper {
 
     /// What the KMS says that the version is.
     pub(super) async fn describe(&self, backend: &Arc<dyn Backend>) -> Result<KeyId, Error> {
-        counted(Some(&self.key.metrics), BackendCall::KeyId, backend.key_id()).await
+        counted(Some(&self.key.metrics.probes), BackendCall::KeyId, backend.key_id()).await
     }
 
     /// Encrypts and decrypts 32 random bytes under the version that the KMS takes now.
@@ -180,7 +180,7 @@ impl Keeper {
         };
         let plaintext = Secret::random(32)?;
         let encrypting = backend.encrypt_current(&target, plaintext.expose(), &call);
-        let metrics = Some(&self.key.metrics);
+        let metrics = Some(&self.key.metrics.probes);
         let sealed = encrypt_verified(&**backend, encrypting, &plaintext, &call, metrics).await?;
         let key_id = sealed.key_id.clone();
         if key_id != target && self.key.is_past(&key_id) {
@@ -220,7 +220,7 @@ impl Keeper {
     }
 
     async fn reads(&self, backend: &Arc<dyn Backend>, canary: &Canary) -> Result<(), Error> {
-        proof::reads(&**backend, canary, &self.call(), Some(&self.key.metrics)).await
+        proof::reads(&**backend, canary, &self.call(), Some(&self.key.metrics.probes)).await
     }
 }
 

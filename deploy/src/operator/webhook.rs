@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-pub(crate) use certificate::{Certificate, Keeper};
+pub(crate) use certificate::{Certificate, KeyTask};
 use decide::{Decision, decide};
 
 use super::context::Options;

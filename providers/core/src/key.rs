@@ -8,6 +8,13 @@
 //! not been proven, or that may not encrypt, does no harm there. Requests that come before that are
 //! held within their deadline, so that a restart is felt as latency alone.
 
+pub(crate) mod backoff;
+pub(crate) mod canary;
+pub(crate) mod health;
+pub(crate) mod proof;
+pub(crate) mod retry;
+pub(crate) mod task;
+
 mod ask;
 
 use std::collections::HashSet;
@@ -19,15 +26,15 @@ pub(crate) use ask::KeeperRequest;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
-use crate::backend::Backend;
-use crate::canary::Canary;
 use crate::config::{KeyNumber, ProbeOptions};
-use crate::flights::Flights;
-use crate::health::{Health, Trouble};
+use crate::key::canary::Canary;
+use crate::key::health::{Health, Trouble};
+use crate::key::proof::{counted, encrypt_verified, timed_out, within};
+use crate::key::retry::{ATTEMPTS, RetryBudget, Run};
+use crate::kms::single_flight::SingleFlight;
 use crate::kms::{Kms, RequestError, StatusReport};
 use crate::metrics::{BackendCall, KeyMetrics};
-use crate::proof::{counted, encrypt_verified, timed_out, within};
-use crate::retry::{ATTEMPTS, RetryBudget, Run};
+use crate::provider::backend::Backend;
 use crate::{Call, Endpoint, Error, KeyId, Kind, Sealed, Secret};
 
 /// A key as its socket sees it.
@@ -36,7 +43,7 @@ pub(crate) struct Key {
     pub(crate) endpoint: Endpoint,
     pub(crate) health: Health,
     pub(crate) metrics: KeyMetrics,
-    /// Asks the keeper for an early probe.
+    /// Asks the task for an early probe.
     pub(crate) suspicion: Notify,
     /// Whether that probe should encrypt.
     pub(crate) encrypt_suspected: AtomicBool,
@@ -50,7 +57,7 @@ pub(crate) struct Key {
     decrypt_proves: AtomicBool,
     /// Every key_id ever announced by this process: none of them may come back.
     past: Mutex<HashSet<KeyId>>,
-    flights: Flights<Sealed, Decrypted>,
+    flights: SingleFlight<Sealed, Decrypted>,
     retries: RetryBudget,
     /// Why changed files or settings are not in use, if they are not.
     refusal: Mutex<Option<Trouble>>,
@@ -96,7 +103,7 @@ impl Key {
             changed: Notify::new(),
             decrypt_proves: AtomicBool::new(false),
             past: Mutex::default(),
-            flights: Flights::default(),
+            flights: SingleFlight::default(),
             retries: RetryBudget::default(),
             refusal: Mutex::default(),
             requests,
@@ -270,7 +277,7 @@ impl Key {
         }
     }
 
-    /// The KMS encrypted with another version than was announced: the keeper looks into it at
+    /// The KMS encrypted with another version than was announced: the task looks into it at
     /// once and announces it if the old data stays readable; the caller asks again.
     fn moved(&self) -> Error {
         self.encrypt_suspected.store(true, Ordering::Relaxed);

@@ -1,5 +1,9 @@
 //! What a provider has to write; everything else is in this crate.
 
+pub(crate) mod backend;
+pub(crate) mod run;
+pub(crate) mod supervisor;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;

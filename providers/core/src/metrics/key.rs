@@ -10,9 +10,9 @@ use super::{
     Counter, Gauge, Labelled, MetricRegistry, OperationMetrics, ReloadCounter, RequestMetrics,
     seconds,
 };
-use crate::backend::Backend;
 use crate::config::KeyNumber;
 use crate::kms::Operation;
+use crate::provider::backend::Backend;
 use crate::{Connections, Deletion, Endpoint, KeyId, Kind};
 
 /// What is asked of a KMS.

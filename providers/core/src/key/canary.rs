@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::{Problems, read};
-use crate::key_id::hex;
+use crate::kms::key_id::hex;
 use crate::{Error, KeyId, Kind, Sealed, Secret};
 
 /// A wrapped sample and the hash of what is in it.
@@ -43,7 +43,7 @@ impl Canary {
     pub fn parse(value: &Value, problems: &mut Problems) -> Option<Self> {
         let raw: RawCanary = read(value, problems)?;
         let key_id = problems.require("keyId", &raw.key_id).and_then(|text| {
-            let (_, inner) = crate::key_id::split_shim_prefix(text);
+            let (_, inner) = crate::kms::key_id::split_shim_prefix(text);
             KeyId::new(inner).map_err(|error| problems.add("keyId", &error.report())).ok()
         });
         let ciphertext = problems
@@ -60,7 +60,7 @@ impl Canary {
             problems.add("sha256", "is not 64 hex digits");
         }
         let sealed = Sealed { key_id: key_id?, ciphertext: ciphertext?, annotations };
-        if let Err(error) = crate::limits::check_sealed(&sealed) {
+        if let Err(error) = crate::kms::limits::check_sealed(&sealed) {
             problems.add("", &error.report());
         }
         Some(Self { sealed, sha256 })

@@ -27,7 +27,7 @@ use tokio::sync::{Notify, watch};
 use tower::limit::GlobalConcurrencyLimitLayer;
 
 use crate::metrics::{Counter, Gauge, MetricRegistry};
-use crate::telemetry::RateLimit;
+use crate::process::telemetry::RateLimit;
 use crate::{Endpoint, Error, Kind};
 
 #[cfg(test)]

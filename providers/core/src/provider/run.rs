@@ -7,11 +7,13 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use serde_json::Value;
 
 use crate::Error;
-use crate::app::{Given, Program, Surroundings, serve};
-use crate::command::{CommandLine, CommonCommand, Output, ProviderFlags, execute, print, usage};
 use crate::config::{self, Problems, ProcessConfig};
+use crate::process::app::{Given, Program, Surroundings, serve};
+use crate::process::command::{
+    CommandLine, CommonCommand, Output, ProviderFlags, execute, print, usage,
+};
 use crate::process::{arguments, bad_usage, no_core_dumps, start_health};
-use crate::supervisor::Supervisor;
+use crate::provider::supervisor::Supervisor;
 
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]

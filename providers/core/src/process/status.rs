@@ -5,9 +5,9 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use crate::KeyId;
-use crate::app::ConfigStatus;
-use crate::health::{Snapshot, Trouble};
 use crate::key::Key;
+use crate::key::health::{Snapshot, Trouble};
+use crate::process::app::ConfigStatus;
 
 /// The whole process.
 #[derive(Debug, Serialize)]

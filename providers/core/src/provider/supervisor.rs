@@ -7,17 +7,17 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::admin::Source;
-use crate::app::{App, ConfigState};
 use crate::config::{KeyNumber, KeySpec, ProbeOptions, ProcessConfig};
 use crate::files::Watcher;
-use crate::keeper::{Keeper, Reconfigure};
 use crate::key::Key;
+use crate::key::task::{KeyTask, Reconfigure};
+use crate::kms::server::{Stopper, bind, serve_kms, stopper};
 use crate::kms::{KmsService, Requests};
 use crate::metrics::{KeyMetrics, ProviderMetrics};
-use crate::server::{Stopper, bind, serve_kms, stopper};
+use crate::process::admin::Source;
+use crate::process::app::{App, ConfigState};
+use crate::process::status::{KeyStatus, ProcessStatus, time};
 use crate::socket::{Listener, SocketOptions};
-use crate::status::{KeyStatus, ProcessStatus, time};
 use crate::{Connections, Error, Kind};
 
 /// The moment that clients have to give back what they hold.
@@ -41,7 +41,7 @@ pub(crate) struct Supervisor {
     pub(crate) health: Option<Stopper>,
 }
 
-/// One key with its socket and its keeper; dropping it ends both.
+/// One key with its socket and its task; dropping it ends both.
 struct RunningKey {
     key: Arc<Key>,
     kek: serde_json::Value,
@@ -142,8 +142,8 @@ impl Supervisor {
         let listener = listener.counting(key.metrics.refused.clone());
         let connections = self.shared.metrics.connections.clone();
         let server = tokio::spawn(serve_kms(listener, service, stop, drain, connections));
-        let keeper = Keeper::new(key.clone(), spec, probe, &self.watcher, requests, inbox);
-        tokio::spawn(keeper.run());
+        let task = KeyTask::new(key.clone(), spec, probe, &self.watcher, requests, inbox);
+        tokio::spawn(task.run());
         let options = (probe, socket.clone());
         let running = RunningKey { key, kek, whole, options, orders, stopper, server };
         self.running.insert(id, running);
@@ -158,7 +158,7 @@ impl Supervisor {
         running.kek = spec.kek.clone();
         running.whole = spec.whole.clone();
         running.options.0 = options;
-        // The keeper runs as long as we hold the other end.
+        // The task runs as long as we hold the other end.
         let _ = running.orders.send(Reconfigure { spec, options });
     }
 }
@@ -270,7 +270,7 @@ impl Source for ProviderState {
 }
 
 impl RunningKey {
-    /// Stops the socket and the keeper; the handle ends when open requests have.
+    /// Stops the socket and the task; the handle ends when open requests have.
     fn end(self) -> JoinHandle<()> {
         self.key.metrics.retire();
         self.stopper.stop();

@@ -11,14 +11,14 @@ use std::time::SystemTime;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::admin::Source;
-use crate::command::{Output, print, usage};
 use crate::config::{LogOptions, Problems, ProcessOptions, mistakes, parse_file};
+use crate::files::reload::ConfigFile;
 use crate::files::{Digest, Files, Watcher};
 use crate::metrics::ReloadCounter;
+use crate::process::admin::Source;
+use crate::process::command::{Output, print, usage};
+use crate::process::telemetry::{self, LevelHandle};
 use crate::process::{Signals, start_admin};
-use crate::reload::ConfigFile;
-use crate::telemetry::{self, LevelHandle};
 use crate::{Connections, Ending, Error, Farewell, Kind, time};
 
 /// Where the configuration of a process comes from.

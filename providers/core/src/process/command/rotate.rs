@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{Answer, Output, answer, complain, trial};
-use crate::backend::Backend;
 use crate::config::{self, KeySpec, mistakes, parse_duration, read_file};
 use crate::error::bounded;
-use crate::key_id::split_shim_prefix;
-use crate::proof::{self, within};
+use crate::key::proof::{self, within};
+use crate::kms::key_id::split_shim_prefix;
+use crate::provider::backend::Backend;
 use crate::{Call, Error, KeyId, Kind, Provider, jitter};
 
 /// Between two looks at the key.

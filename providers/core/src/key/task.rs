@@ -1,4 +1,4 @@
-//! The keeper of a key: connects it, proves it, probes it, and takes over changed files and
+//! The task behind a key: connects it, proves it, probes it, and takes over changed files and
 //! settings on a standby client while the client in use goes on serving.
 //!
 //! A probe costs little (decision 11 of the design). A key that writes decrypts its sample at each
@@ -17,13 +17,13 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::backend::Backend;
-use crate::canary::Canary;
 use crate::config::{KeyRole, KeySpec, LAST_BACKOFF, ProbeOptions};
 use crate::files::{Files, Subscription, Watcher};
-use crate::health::Trouble;
+use crate::key::canary::Canary;
+use crate::key::health::Trouble;
+use crate::key::proof::within;
 use crate::key::{Active, KeeperRequest, Key};
-use crate::proof::within;
+use crate::provider::backend::Backend;
 use crate::{Backoff, Call, Error, KeyId, jitter};
 
 /// First wait after a failure; it doubles up to [`LAST_BACKOFF`] or the probe interval.
@@ -31,14 +31,14 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 /// Requests that fail bring a probe forward, but not more often than this.
 const SUSPICION_PAUSE: Duration = Duration::from_secs(2);
 
-/// What the supervisor may ask of a keeper.
+/// What the supervisor may ask of a task.
 pub(crate) struct Reconfigure {
     pub(crate) spec: KeySpec,
     pub(crate) options: ProbeOptions,
 }
 
 /// Runs one key.
-pub(crate) struct Keeper {
+pub(crate) struct KeyTask {
     key: Arc<Key>,
     spec: KeySpec,
     options: ProbeOptions,
@@ -78,7 +78,7 @@ struct Proven {
     sample: Option<Canary>,
 }
 
-/// Why the keeper woke up.
+/// Why the task woke up.
 enum Wake {
     Due,
     Suspicion,
@@ -88,7 +88,7 @@ enum Wake {
     End,
 }
 
-impl Keeper {
+impl KeyTask {
     pub(crate) fn new(
         key: Arc<Key>,
         spec: KeySpec,
@@ -98,7 +98,7 @@ impl Keeper {
         orders: mpsc::UnboundedReceiver<Reconfigure>,
     ) -> Self {
         let subscription = watcher.subscribe(spec.connector.files().clone());
-        let keeper = Self {
+        let task = Self {
             key,
             spec,
             options,
@@ -115,8 +115,8 @@ impl Keeper {
             encrypted: None,
             described: None,
         };
-        keeper.key.health.configure(keeper.times());
-        keeper
+        task.key.health.configure(task.times());
+        task
     }
 
     /// Serves until the supervisor lets go of the other end of `orders`.

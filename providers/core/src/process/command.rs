@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::canary::Canary;
 use crate::config::{self, LogFormat, Problems, mistakes, overlay, parse_duration, read_file};
+use crate::key::canary::Canary;
 use crate::proto::v2::{EncryptRequest, StatusRequest};
 use crate::{Endpoint, Error, KeyId, Kind, Provider, Secret, client};
 

@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{FIRST_BACKOFF, Keeper};
-use crate::backend::Backend;
-use crate::canary::Canary;
+use super::{FIRST_BACKOFF, KeyTask};
 use crate::config::ENCRYPT_EVERY;
-use crate::health::Trouble;
 use crate::key::Active;
+use crate::key::canary::Canary;
+use crate::key::health::Trouble;
+use crate::key::proof::{self, counted, encrypt_verified, within};
 use crate::metrics::BackendCall;
-use crate::proof::{self, counted, encrypt_verified, within};
+use crate::provider::backend::Backend;
 use crate::{Error, KeyId, Kind, Secret};
 
 /// How often the KMS is asked what it knows of a key: in intervals, and at the least.
 const DESCRIBE_EVERY: (u32, Duration) = (120, Duration::from_secs(3600));
 
-impl Keeper {
+impl KeyTask {
     /// Proves the client in use again, and follows the KMS when it has rotated.
     pub(super) async fn probe(&mut self, active: &Arc<Active>, suspected: bool) -> Result<(), ()> {
         let encrypt = self.should_encrypt()

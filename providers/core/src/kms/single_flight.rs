@@ -13,14 +13,14 @@ use futures_util::future::{BoxFuture, FutureExt, Shared, WeakShared};
 use tokio::time::{Instant, timeout_at};
 
 /// The requests under way; equal ones share one answer.
-pub struct Flights<K, T> {
+pub struct SingleFlight<K, T> {
     table: Arc<FlightTable<K, T>>,
     hasher: RandomState,
 }
 
 /// How a request was answered.
 #[derive(Debug)]
-pub struct Landed<T> {
+pub struct Joined<T> {
     /// The answer.
     pub answer: T,
     /// Whether an equal request did the work.
@@ -40,22 +40,22 @@ struct Leave<K, T> {
     table: Arc<FlightTable<K, T>>,
 }
 
-impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Flights<K, T> {
+impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> SingleFlight<K, T> {
     /// Joins an equal request under way, or makes `start` the one that others may join.
-    async fn join<F, S>(&self, request: &Arc<K>, start: S) -> Landed<T>
+    async fn join<F, S>(&self, request: &Arc<K>, start: S) -> Joined<T>
     where
         F: Future<Output = T> + Send + 'static,
         S: FnOnce(Arc<K>) -> F,
     {
         let hash = self.hasher.hash_one(&**request);
         if let Some(flight) = self.find(hash, request) {
-            return Landed { answer: flight.await, shared: true };
+            return Joined { answer: flight.await, shared: true };
         }
         // An answer that is there at once needs no entry in the table.
         let mut flight = Box::pin(start(request.clone()));
         let first = std::future::poll_fn(|cx| Poll::Ready(flight.as_mut().poll(cx))).await;
         if let Poll::Ready(answer) = first {
-            return Landed { answer, shared: false };
+            return Joined { answer, shared: false };
         }
         let leave = Leave { hash, table: self.table.clone() };
         let leaving = async move {
@@ -67,7 +67,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Fli
             let entry = Entry { request: request.clone(), flight: weak };
             self.table.lock().insert(hash, entry);
         }
-        Landed { answer: flight.await, shared: false }
+        Joined { answer: flight.await, shared: false }
     }
 
     /// The same, but no longer than until `deadline`. Whoever joined a request that came to its end
@@ -78,7 +78,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Fli
         request: &Arc<K>,
         start: S,
         for_want_of_time: impl Fn(&T) -> bool,
-    ) -> Option<Landed<T>>
+    ) -> Option<Joined<T>>
     where
         F: Future<Output = T> + Send + 'static,
         S: Fn(Arc<K>) -> F,
@@ -105,7 +105,7 @@ impl<K, T> FlightTable<K, T> {
     }
 }
 
-impl<K, T> Default for Flights<K, T> {
+impl<K, T> Default for SingleFlight<K, T> {
     fn default() -> Self {
         Self { table: Arc::new(FlightTable(Mutex::default())), hasher: RandomState::new() }
     }
@@ -140,7 +140,7 @@ mod tests {
         true
     }
 
-    fn setup() -> (Arc<Flights<String, bool>>, Arc<CountingBackend>) {
+    fn setup() -> (Arc<SingleFlight<String, bool>>, Arc<CountingBackend>) {
         let backend = CountingBackend { calls: AtomicUsize::new(0), gate: Notify::new() };
         (Arc::default(), Arc::new(backend))
     }
@@ -167,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn a_caller_that_goes_away_does_not_take_the_others_along() {
         let (flights, backend) = setup();
-        let start = |flights: Arc<Flights<String, bool>>, backend: Arc<CountingBackend>| async move {
+        let start = |flights: Arc<SingleFlight<String, bool>>, backend: Arc<CountingBackend>| async move {
             flights.join(&sealed("a"), move |_| decrypt(backend)).await.answer
         };
         let leader = tokio::spawn(start(flights.clone(), backend.clone()));

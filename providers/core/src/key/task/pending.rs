@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Keeper, Pending, Reconfigure};
+use super::{KeyTask, Pending, Reconfigure};
 use crate::Error;
-use crate::backend::Connector;
 use crate::config::{KeySpec, LAST_BACKOFF};
 use crate::files::Files;
+use crate::provider::backend::Connector;
 
-impl Keeper {
+impl KeyTask {
     /// Reads the files again for a caller who needs what may be in them. What has been refused is
     /// not tried once more for that: callers choose how often they come.
     pub(super) async fn reread(&mut self) -> Result<(), ()> {

@@ -15,7 +15,7 @@ use hyper::body::{Bytes, Incoming};
 use serde_json::Value;
 
 use crate::process::HealthOptions;
-use crate::telemetry::LevelHandle;
+use crate::process::telemetry::LevelHandle;
 
 /// What probes ask for.
 const PROBED: [&str; 3] = ["/livez", "/readyz", "/healthz"];

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::backend::Backend;
 use crate::config::{KeySpec, ProcessConfig};
 use crate::files::Files;
-use crate::proof::{self, within};
+use crate::key::proof::{self, within};
+use crate::provider::backend::Backend;
 use crate::{Call, Error, KeyId, Secret};
 
 /// What came of one key.

@@ -3,10 +3,11 @@
 
 use tokio::time::{Instant, timeout_at};
 
-use crate::backend::Backend;
-use crate::canary::Canary;
+use crate::key::canary::Canary;
+use crate::kms::limits;
 use crate::metrics::{BackendCall, BackendCalls};
-use crate::{Call, Error, Kind, Sealed, Secret, limits};
+use crate::provider::backend::Backend;
+use crate::{Call, Error, Kind, Sealed, Secret};
 
 /// Has `backend` read a canary or a sample: so it has the KEK that wrote it.
 pub(crate) async fn reads(

@@ -23,14 +23,14 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-use crate::admin::Admin;
-use crate::connections::{OpenRequest, Order, Seat};
 use crate::kms::Operation;
+use crate::kms::stream::QuietStream;
+use crate::process::admin::Admin;
 use crate::proto::v2::key_management_service_server::{
     KeyManagementService, KeyManagementServiceServer,
 };
+use crate::socket::connections::{OpenRequest, Order, Seat};
 use crate::socket::{Listener, SocketOptions};
-use crate::stream::QuietStream;
 use crate::{Connections, Endpoint, Error, Kind};
 
 /// Concurrent requests on one connection; more of them wait at the caller, as HTTP/2 has it.
@@ -340,7 +340,7 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, check_decrypt};
+    use crate::kms::limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, check_decrypt};
     use crate::proto::v2::DecryptRequest;
 
     /// The shortest names that annotations can have.

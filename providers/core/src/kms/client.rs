@@ -242,6 +242,7 @@ mod tests {
     use tokio::net::UnixStream;
 
     use super::*;
+    use crate::kms::server::{Stop, serve_kms_over, stopper};
     use crate::proto::v2::key_management_service_server::{
         KeyManagementService, KeyManagementServiceServer,
     };
@@ -249,7 +250,6 @@ mod tests {
         DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest,
         StatusResponse,
     };
-    use crate::server::{Stop, serve_kms_over, stopper};
 
     /// A stream that counts writes.
     struct Counted(UnixStream, Arc<AtomicUsize>);

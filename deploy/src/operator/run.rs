@@ -39,7 +39,7 @@ use super::lease::{Candidate, Cluster, Term};
 use super::metrics::{Kind, Metrics};
 use super::page::Page;
 use super::quiet::Quiet;
-use super::webhook::{Certificate, KeyTask, Webhook};
+use super::webhook::{Certificate, Keeper, Webhook};
 use super::{api, policy, reconcile};
 use crate::{Error, Exit};
 use args::Args;
@@ -129,7 +129,7 @@ async fn operate(args: &Args) -> Result<(), Error> {
     let process = Process { context, encryptions, concurrency, identity, probes, leads };
     let (servers, stop_servers) = process.serve(args, &certificate).await?;
 
-    let keeper = KeyTask::new(&client, &process.context.options.namespace, certificate);
+    let keeper = Keeper::new(&client, &process.context.options.namespace, certificate);
     let mut beside = JoinSet::new();
     beside.spawn(process.follow());
     beside.spawn(keeper.run(process.leads.subscribe()).map(|()| Ok(())));

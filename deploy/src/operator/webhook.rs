@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-pub(crate) use certificate::{Certificate, KeyTask};
+pub(crate) use certificate::{Certificate, Keeper};
 use decide::{Decision, decide};
 
 use super::context::Options;

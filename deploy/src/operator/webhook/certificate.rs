@@ -43,7 +43,7 @@ const SOON: Duration = Duration::from_secs(2);
 pub(crate) struct Certificate(Arc<RwLock<Option<Arc<CertifiedKey>>>>);
 
 /// Keeps a [`Certificate`] as the Secret has it and, where it leads, the Secret as it should be.
-pub(crate) struct KeyTask {
+pub(crate) struct Keeper {
     store: Store,
     configurations: Api<MutatingWebhookConfiguration>,
     names: Vec<String>,
@@ -96,7 +96,7 @@ impl fmt::Debug for Certificate {
     }
 }
 
-impl KeyTask {
+impl Keeper {
     /// For the operator of this namespace.
     pub(crate) fn new(client: &Client, namespace: &str, certificate: Certificate) -> Self {
         let service = format!("{SERVICE}.{namespace}.svc");

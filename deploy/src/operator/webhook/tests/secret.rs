@@ -119,7 +119,7 @@ async fn ask(sender: &mut SendRequest<Empty<Bytes>>) -> u16 {
 async fn a_renewed_certificate_is_shown_at_once_and_no_connection_ends() {
     let (world, client) = world();
     let certificate = Certificate::default();
-    let keeper = KeyTask::new(&client, "ops", certificate.clone());
+    let keeper = Keeper::new(&client, "ops", certificate.clone());
     let server = Server::bind("webhook", ([127, 0, 0, 1], 0).into(), Some(certificate.server()))
         .await
         .unwrap();
@@ -147,8 +147,8 @@ async fn a_renewed_certificate_is_shown_at_once_and_no_connection_ends() {
 async fn what_the_leader_made_is_taken_over_by_the_others() {
     let (world, client) = world();
     let (leads, follows) = (Certificate::default(), Certificate::default());
-    let leader = KeyTask::new(&client, "ops", leads.clone());
-    let follower = KeyTask::new(&client, "ops", follows.clone());
+    let leader = Keeper::new(&client, "ops", leads.clone());
+    let follower = Keeper::new(&client, "ops", follows.clone());
     leader.tend(SystemTime::now()).await.unwrap();
     let writes = world.lock().unwrap().writes.clone();
     follower.load().await.unwrap();
@@ -159,7 +159,7 @@ async fn what_the_leader_made_is_taken_over_by_the_others() {
 #[tokio::test]
 async fn where_all_is_well_nothing_is_written() {
     let (world, client) = world();
-    let keeper = KeyTask::new(&client, "ops", Certificate::default());
+    let keeper = Keeper::new(&client, "ops", Certificate::default());
     keeper.tend(SystemTime::now()).await.unwrap();
     let writes = world.lock().unwrap().writes.clone();
     assert_eq!(writes.values().sum::<usize>(), 2, "{writes:?}");
@@ -173,7 +173,7 @@ async fn where_all_is_well_nothing_is_written() {
 #[tokio::test]
 async fn a_new_ca_is_trusted_by_the_api_server_before_it_signs() {
     let (world, client) = world();
-    let keeper = KeyTask::new(&client, "ops", Certificate::default());
+    let keeper = Keeper::new(&client, "ops", Certificate::default());
     let count = |text: String| text.matches("BEGIN CERTIFICATE").count();
     let begun = SystemTime::now();
     let mut most = 0;
@@ -210,7 +210,7 @@ fn verifies(bundle: &str, leaf: &[u8], at: SystemTime) -> bool {
 async fn a_damaged_secret_is_named_and_what_is_shown_stays() {
     let (world, client) = world();
     let certificate = Certificate::default();
-    let keeper = KeyTask::new(&client, "ops", certificate.clone());
+    let keeper = Keeper::new(&client, "ops", certificate.clone());
     keeper.tend(SystemTime::now()).await.unwrap();
     world.lock().unwrap().secret.as_mut().unwrap()["data"] = json!({"ca.crt": "eA=="});
     let error = keeper.tend(SystemTime::now()).await.unwrap_err();

@@ -19,7 +19,7 @@ use aws_config::stalled_stream_protection::StalledStreamProtectionConfig;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{AppName, BehaviorVersion, Region, SdkConfig};
 use aws_sdk_kms::Client as Kms;
-use aws_sdk_kms::config::{IdentityCache, Intercept};
+use aws_sdk_kms::config::{Builder, IdentityCache, Intercept};
 use aws_sdk_kms::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_kms::operation::decrypt::DecryptOutput;
 use aws_sdk_kms::operation::encrypt::EncryptOutput;
@@ -246,7 +246,8 @@ impl Client {
             let code = first.as_ref().err().and_then(|error| error.as_service_error()?.code());
             let again = match code {
                 Some(code) if codes::concerns_credentials(code) && account.may_replace() => {
-                    account.lease.replace(&used, limit).await?;
+                    account.lease.discard(&used);
+                    account.lease.get(limit).await?;
                     true
                 }
                 Some(code) => codes::concerns_clock(code) && account.skew().abs_diff(skew) > SKEW,
@@ -283,20 +284,9 @@ impl Account {
                 .with_hint("set kek.region, name the key by its ARN, or set AWS_REGION")
         })?;
         let lease = sources::lease(config, files, &sdk, &http).await?;
-        let mut builder = aws_sdk_kms::config::Builder::from(&sdk)
-            .credentials_provider(Leased(lease.clone()))
-            .identity_cache(IdentityCache::no_cache());
-        if let Some(url) = &settings.endpoint {
-            builder = builder.endpoint_url(url);
-        }
-        builder.set_use_fips(settings.fips.or_else(|| sdk.use_fips()));
-        builder.set_use_dual_stack(settings.dualstack.or_else(|| sdk.use_dual_stack()));
-        if let Some(account) = settings.source_account() {
-            let arn = settings.source_arn.clone().unwrap_or_default();
-            builder = builder.interceptor(OnBehalf(account.to_owned(), arn));
-        }
+        let config = service(&sdk, &settings).credentials_provider(Leased(lease.clone()));
         Ok(Self {
-            config: builder.build(),
+            config: config.build(),
             http,
             lease,
             budget: settings.retry_tokens().map(Budget::new),
@@ -372,6 +362,20 @@ impl Intercept for OnBehalf {
     }
 }
 
+/// The service as the settings say, or variables and profile, or AWS's own rules.
+fn service(sdk: &SdkConfig, settings: &Settings) -> Builder {
+    let mut builder = Builder::from(sdk).identity_cache(IdentityCache::no_cache());
+    if settings.endpoint.is_some() {
+        builder.set_endpoint_url(settings.endpoint.clone());
+    }
+    builder.set_use_fips(settings.fips.or_else(|| sdk.use_fips()));
+    builder.set_use_dual_stack(settings.dualstack.or_else(|| sdk.use_dual_stack()));
+    match (settings.source_account(), &settings.source_arn) {
+        (Some(account), Some(arn)) => builder.interceptor(OnBehalf(account.into(), arn.clone())),
+        _ => builder,
+    }
+}
+
 fn some(context: &HashMap<String, String>) -> Option<HashMap<String, String>> {
     (!context.is_empty()).then(|| context.clone())
 }
@@ -419,3 +423,6 @@ fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
     CONNECTIONS.keep(ways, &http);
     Ok(http)
 }
+
+#[cfg(test)]
+mod tests;

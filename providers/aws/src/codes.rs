@@ -17,96 +17,48 @@ const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'stat
 }
 
 const ROTATE: &str = "kms:RotateKeyOnDemand";
-const DECRYPT: &str = "kms:Decrypt";
 const STS: &str = "sts:";
+const XKS: &str =
+    "the external key store does not answer: see to its proxy, or connect the key store";
 
-const XKS: &str = "the external key store does not answer: see to its proxy, or connect the key \
-                   store";
-const SLOW_DOWN: &str =
-    "raise the request quota of KMS for this account and region, or spread the load";
-const ALTERED: &str = "the stored data was altered, or was never written by AWS KMS";
-const NO_ROTATION: &str = "allow kms:RotateKeyOnDemand on this key in the role's policy and in \
-                           the key's; serving does not need it";
-const NO_TRUST: &str =
-    "the role's trust policy must allow this identity (issuer, audience and subject)";
-const NO_RIGHT: &str = "allow kms:Encrypt, kms:Decrypt and kms:DescribeKey on this key in the \
-                        role's policy and in the key's; a key that does not exist looks the same";
-const OLD_TOKEN: &str =
-    "the web identity token has expired: see whether what renews its file works";
-const OLD_SESSION: &str =
-    "the session has expired and could not be renewed: see to the credentials";
-const NO_PROVIDER: &str = "the role's identity provider does not take this token: check issuer, \
-                           audience and the provider's keys";
-const UNKNOWN: &str =
-    "AWS does not know these keys: they are wrong, deleted or of another partition";
-const CLOCK: &str = "check the secret access key and this machine's clock";
-const GRANTS: &str = "check the credentials, and the grants of the key";
-const SYMMETRIC: &str = "only symmetric keys (SYMMETRIC_DEFAULT, ENCRYPT_DECRYPT) can be used";
+/// Codes that say that the credentials themselves are no longer any good.
+const CREDENTIALS: &str = "ExpiredTokenException|ExpiredToken|TokenRefreshRequired|UnrecognizedClientException|InvalidClientTokenId|InvalidAccessKeyId";
+/// Codes that may speak of the time that we told.
+const CLOCK: &str =
+    "InvalidSignatureException|SignatureDoesNotMatch|RequestTimeTooSkewed|RequestExpired";
 
 /// The one place where codes become kinds: the first line that fits.
 #[rustfmt::skip]
 const CODES: &[Code] = &[
     // When new material was asked for, where that is not what they mean elsewhere.
     code(ROTATE, "LimitExceededException", Kind::KeyState, "AWS allows each key a fixed number of rotations on demand, and this one has had them: turn on its automatic rotation, or give the control plane a new key"),
-    code(ROTATE, "AccessDenied*", Kind::Denied, NO_ROTATION),
+    code(ROTATE, "AccessDenied*", Kind::Denied, "allow kms:RotateKeyOnDemand on this key in the role's policy and in the key's; serving does not need it"),
     code(ROTATE, "UnsupportedOperationException", Kind::Config, "keys in custom key stores and managed by AWS cannot be rotated on demand, and of a multi-region key only the primary: ask in its region"),
     code(ROTATE, "ConflictException", Kind::Unavailable, "a rotation is under way, or begins within 20 minutes"),
     // Of the key or of the ciphertext.
-    code("", "KMSInternalException", Kind::Unavailable, ""),
-    code("", "KeyUnavailableException", Kind::Unavailable, ""),
-    code("", "DependencyTimeoutException", Kind::Unavailable, ""),
-    code("", "InternalFailure", Kind::Unavailable, ""),
-    code("", "InternalServerError", Kind::Unavailable, ""),
-    code("", "ServiceUnavailable*", Kind::Unavailable, ""),
+    code("", "KMSInternalException|KeyUnavailableException|DependencyTimeoutException|InternalFailure|InternalServerError|ServiceUnavailable*|RequestTimeout*", Kind::Unavailable, ""),
     code("", "DisabledException", Kind::KeyState, "the key is disabled: enable it, as by `aws kms enable-key`"),
     code("", "KMSInvalidStateException", Kind::KeyState, "the key is pending deletion or has no key material: cancel the deletion (`aws kms cancel-key-deletion`, then enable-key) or import the material"),
     code("", "NotFoundException", Kind::KeyState, "no such key or alias in this account and region"),
     code("", "IncorrectKeyException", Kind::KeyState, "another key wrapped this data: serve that one too, as a key of its own"),
-    code("", "InvalidKeyUsageException", Kind::Config, SYMMETRIC),
-    code("", "UnsupportedOperationException", Kind::Config, SYMMETRIC),
+    code("", "InvalidKeyUsageException|UnsupportedOperationException", Kind::Config, "only symmetric keys (SYMMETRIC_DEFAULT, ENCRYPT_DECRYPT) can be used"),
     code("", "InvalidCiphertextException", Kind::Corrupt, "the stored data was altered, or was written with another kek.encryptionContext"),
-    code("", "CustomKeyStoreInvalidStateException", Kind::Unavailable, "connect the custom key store"),
-    code("", "CloudHsmClusterNotActiveException", Kind::Unavailable, "connect the custom key store"),
-    code("", "XksProxy*", Kind::Unavailable, XKS),
-    code("", "XksKey*", Kind::Unavailable, XKS),
+    code("", "CustomKeyStoreInvalidStateException|CloudHsmClusterNotActiveException", Kind::Unavailable, "connect the custom key store"),
+    code("", "XksProxy*|XksKey*", Kind::Unavailable, XKS),
     // Of who asks.
-    code(STS, "AccessDenied*", Kind::Denied, NO_TRUST),
-    code("", "AccessDenied*", Kind::Denied, NO_RIGHT),
-    code(STS, "ExpiredToken*", Kind::Denied, OLD_TOKEN),
-    code("", "ExpiredToken*", Kind::Denied, OLD_SESSION),
-    code("", "TokenRefreshRequired", Kind::Denied, OLD_SESSION),
-    code("", "InvalidIdentityToken*", Kind::Denied, NO_PROVIDER),
-    code("", "IDPRejectedClaim*", Kind::Denied, NO_PROVIDER),
-    code("", "UnrecognizedClientException", Kind::Denied, UNKNOWN),
-    code("", "InvalidClientTokenId", Kind::Denied, UNKNOWN),
-    code("", "InvalidAccessKeyId", Kind::Denied, UNKNOWN),
-    code("", "InvalidSignatureException", Kind::Denied, CLOCK),
-    code("", "SignatureDoesNotMatch", Kind::Denied, CLOCK),
-    code("", "IncompleteSignature*", Kind::Denied, CLOCK),
-    code("", "RequestExpired", Kind::Denied, CLOCK),
-    code("", "RequestTimeTooSkewed", Kind::Denied, CLOCK),
-    code("", "MissingAuthenticationToken*", Kind::Denied, GRANTS),
-    code("", "OptInRequired", Kind::Denied, GRANTS),
-    code("", "NotAuthorized", Kind::Denied, GRANTS),
-    code("", "InvalidGrant*", Kind::Denied, GRANTS),
+    code(STS, "AccessDenied*", Kind::Denied, "the role's trust policy must allow this identity (issuer, audience and subject)"),
+    code("", "AccessDenied*", Kind::Denied, "allow kms:Encrypt, kms:Decrypt and kms:DescribeKey on this key in the role's policy and in the key's; a key that does not exist looks the same"),
+    code(STS, "ExpiredToken*", Kind::Denied, "the web identity token has expired: see whether what renews its file works"),
+    code("", "ExpiredToken*|TokenRefreshRequired", Kind::Denied, "the session has expired and could not be renewed: see to the credentials"),
+    code("", "InvalidIdentityToken*|IDPRejectedClaim*", Kind::Denied, "the role's identity provider does not take this token: check issuer, audience and the provider's keys"),
+    code("", CREDENTIALS, Kind::Denied, "AWS does not know these keys: they are wrong, deleted or of another partition"),
+    code("", CLOCK, Kind::Denied, "check the secret access key and this machine's clock"),
+    code("", "IncompleteSignature*|MissingAuthenticationToken*|OptInRequired|NotAuthorized|InvalidGrant*", Kind::Denied, "check the credentials, and the grants of the key"),
     // Of how often.
-    code("", "Throttl*", Kind::Throttled, SLOW_DOWN),
-    code("", "TooManyRequestsException", Kind::Throttled, SLOW_DOWN),
-    code("", "LimitExceededException", Kind::Throttled, SLOW_DOWN),
-    code("", "RequestLimitExceeded", Kind::Throttled, SLOW_DOWN),
-    code("", "RequestThrottled*", Kind::Throttled, SLOW_DOWN),
-    code("", "SlowDown", Kind::Throttled, SLOW_DOWN),
-    code("", "BandwidthLimitExceeded", Kind::Throttled, SLOW_DOWN),
-    code("", "ProvisionedThroughputExceededException", Kind::Throttled, SLOW_DOWN),
-    code("", "EC2ThrottledException", Kind::Throttled, SLOW_DOWN),
-    code("", "PriorRequestNotComplete", Kind::Throttled, SLOW_DOWN),
-    code("", "TransactionInProgressException", Kind::Throttled, SLOW_DOWN),
-    code("", "RequestTimeout*", Kind::Unavailable, ""),
+    code("", "Throttl*|TooManyRequestsException|LimitExceededException|RequestLimitExceeded|RequestThrottled*|SlowDown|BandwidthLimitExceeded|ProvisionedThroughputExceededException|EC2ThrottledException|PriorRequestNotComplete|TransactionInProgressException", Kind::Throttled, "raise the request quota of KMS for this account and region, or spread the load"),
     // Of how it was asked.
-    code("", "InvalidArnException", Kind::Config, "check kek.key and kek.region"),
-    code("", "InvalidAliasNameException", Kind::Config, "check kek.key and kek.region"),
-    code("", "InvalidMarkerException", Kind::Config, "check kek.key and kek.region"),
-    code(DECRYPT, "ValidationException", Kind::Corrupt, ALTERED),
+    code("", "InvalidArnException|InvalidAliasNameException|InvalidMarkerException", Kind::Config, "check kek.key and kek.region"),
+    code("kms:Decrypt", "ValidationException", Kind::Corrupt, "the stored data was altered, or was never written by AWS KMS"),
     code("", "ValidationException", Kind::Config, "check kek.key and kek.encryptionContext"),
     code("", "UnknownOperationException", Kind::Config, "settings.endpoint does not lead to AWS KMS"),
     code("", "RegionDisabledException", Kind::Config, "turn STS on for this region"),
@@ -167,31 +119,12 @@ pub(crate) fn slow(action: &str, object: &str) -> Error {
 
 /// Whether the code says that the credentials themselves are no longer any good.
 pub(crate) fn concerns_credentials(code: &str) -> bool {
-    matches!(
-        code,
-        "ExpiredTokenException"
-            | "ExpiredToken"
-            | "TokenRefreshRequired"
-            | "UnrecognizedClientException"
-            | "InvalidClientTokenId"
-            | "InvalidAccessKeyId"
-    )
+    CREDENTIALS.split('|').any(|known| known == code)
 }
 
 /// Whether the code may speak of the time that we told.
 pub(crate) fn concerns_clock(code: &str) -> bool {
-    matches!(
-        code,
-        "InvalidSignatureException"
-            | "SignatureDoesNotMatch"
-            | "RequestTimeTooSkewed"
-            | "RequestExpired"
-    )
-}
-
-/// Whether a permission is missing, and nothing else.
-pub(crate) fn lacks_permission(code: &str) -> bool {
-    matches!(code, "AccessDeniedException" | "AccessDenied")
+    CLOCK.split('|').any(|known| known == code)
 }
 
 /// Explains why there are no credentials.
@@ -209,25 +142,30 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
         }
         cause = error.source();
     }
-    let cause = chain(error);
-    match error {
-        CredentialsError::ProviderTimedOut(_) => {
-            Error::new(Kind::Timeout, format!("credentials could not be had in time: {cause}"))
-        }
-        CredentialsError::CredentialsNotLoaded(_) => {
-            Error::new(Kind::Config, format!("there are no AWS credentials: {cause}")).with_hint(
-                "set credentials in the configuration, or AWS_SHARED_CREDENTIALS_FILE or \
-                 AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN; on EC2 see whether IMDS answers",
-            )
-        }
-        CredentialsError::InvalidConfiguration(_) => {
-            Error::new(Kind::Config, format!("the AWS credentials cannot be used: {cause}"))
-                .with_hint("check profile, role_arn and the files that the profile names")
-        }
-        _ => Error::new(Kind::Unavailable, format!("AWS credentials cannot be had: {cause}"))
-            .with_hint("check the credential files, and the network to STS or IMDS"),
-    }
-    .after_reload()
+    let (kind, what, hint) = match error {
+        CredentialsError::ProviderTimedOut(_) => (
+            Kind::Timeout,
+            "credentials could not be had in time",
+            "check the network to STS or IMDS",
+        ),
+        CredentialsError::CredentialsNotLoaded(_) => (
+            Kind::Config,
+            "there are no AWS credentials",
+            "set credentials in the configuration, or AWS_SHARED_CREDENTIALS_FILE or \
+             AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN; on EC2 see whether IMDS answers",
+        ),
+        CredentialsError::InvalidConfiguration(_) => (
+            Kind::Config,
+            "the AWS credentials cannot be used",
+            "check profile, role_arn and the files that the profile names",
+        ),
+        _ => (
+            Kind::Unavailable,
+            "AWS credentials cannot be had",
+            "check the credential files, and the network to STS or IMDS",
+        ),
+    };
+    Error::new(kind, format!("{what}: {}", chain(error))).with_hint(hint).after_reload()
 }
 
 /// What STS says: new files may help, waiting does not.

@@ -9,7 +9,6 @@ use sidekey_core::{Error, Kind, Secret};
 
 use crate::arn::{KeyArn, KeyName};
 use crate::client::{Client, Failure};
-use crate::codes::lacks_permission;
 use crate::key_id::{Version, is_material};
 use crate::own_deadline;
 
@@ -59,7 +58,9 @@ impl Kek {
         }
         let described = match client.describe(&name.to_string(), own_deadline()).await {
             Ok(metadata) => Some(Described::new(name, metadata)?),
-            Err(failure) if failure.code.as_deref().is_some_and(lacks_permission) => None,
+            Err(failure) if failure.is("AccessDeniedException") || failure.is("AccessDenied") => {
+                None
+            }
             Err(failure) => return Err(failure.error),
         };
         let arn = match (&described, name) {

@@ -180,8 +180,10 @@ pub(crate) fn contents(
     files: &Files,
 ) -> EnvConfigFiles {
     let both = [(EnvConfigFileKind::Config, config), (EnvConfigFileKind::Credentials, shared)];
+    // Always both: the SDK panics where there is none.
+    let text = |path: Option<&PathBuf>| text(files, path?).ok();
     both.into_iter()
-        .filter_map(|(kind, path)| Some((kind, text(files, path?).ok()?)))
+        .map(|(kind, path)| (kind, text(path).unwrap_or_default()))
         .fold(EnvConfigFiles::builder(), |all, (kind, text)| all.with_contents(kind, text))
         .build()
 }

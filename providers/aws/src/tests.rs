@@ -314,18 +314,6 @@ async fn bad_answers_are_clear_errors_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn an_endpoint_is_the_one_that_is_named_or_the_one_that_aws_has_there() {
-    let fake = Fake::start().await;
-    let mut config = fake.document(A);
-    config["settings"]["fips"] = true.into();
-    let config = serde_json::from_value(config).unwrap();
-    // A URL is no name that could be turned into another one.
-    let error = fake.connect(&config, None).await.map(drop).unwrap_err();
-    assert_eq!(error.kind(), Kind::Config, "{}", error.report());
-    assert!(error.hint().unwrap().contains("settings.fips"), "{}", error.report());
-}
-
-#[tokio::test]
 async fn keys_of_equal_settings_share_a_client() {
     let fake = Fake::start().await;
     let (a, b) = (fake.key(A).await, fake.key(B).await);

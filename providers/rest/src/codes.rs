@@ -18,7 +18,7 @@ const LONG: usize = 40;
 pub struct Code {
     /// For which calls, by the beginning of their name; empty for all.
     pub action: &'static str,
-    /// The code; with a `*` at its end, all that begin so.
+    /// The code, or several with `|` between; with a `*` at its end, all that begin so.
     pub code: &'static str,
     /// What it is for us.
     pub kind: Kind,
@@ -68,10 +68,10 @@ impl Refusal<'_> {
 
 impl Code {
     fn is(&self, code: &str) -> bool {
-        match self.code.strip_suffix('*') {
+        self.code.split('|').any(|known| match known.strip_suffix('*') {
             Some(beginning) => code.starts_with(beginning),
-            None => code == self.code,
-        }
+            None => code == known,
+        })
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
     const TABLE: [Code; 4] = [
         Code { action: "kms:Decrypt", code: "Bad", kind: Kind::Corrupt, hint: "altered" },
         Code { action: "", code: "Bad", kind: Kind::Config, hint: "" },
-        Code { action: "", code: "Xks*", kind: Kind::Unavailable, hint: "" },
+        Code { action: "", code: "Ext*|Xks*", kind: Kind::Unavailable, hint: "" },
         Code { action: "sts:", code: "No", kind: Kind::Denied, hint: "trust" },
     ];
 

@@ -123,8 +123,9 @@ impl<S: Source> Lease<S> {
         }
     }
 
-    /// The KMS does not take `used` any more, whatever is known of its life: another one. See
-    /// [`Held::since`] to tell a refusal that a new one does not mend.
+    /// The KMS may not take `used` any more: another one. If there is none, `used` stays: see
+    /// [`discard`](Self::discard), and [`Held::since`] to tell a refusal that a new one does not
+    /// mend.
     pub async fn replace(
         &self,
         used: &Arc<Held<S::Item>>,
@@ -134,6 +135,12 @@ impl<S: Source> Lease<S> {
             Some(held) => Ok(held),
             None => self.fetched(Some(used.clone()), deadline).await,
         }
+    }
+
+    /// The KMS has said that `used` is dead: nobody gets it any more, also where there is no other.
+    pub fn discard(&self, used: &Arc<Held<S::Item>>) {
+        let mut state = self.0.state();
+        state.held.take_if(|held| Arc::ptr_eq(held, used));
     }
 
     /// The item in use, good or not.

@@ -75,6 +75,14 @@ fn hypershifts_variables_lead_to_the_credentials_and_to_the_token() {
 }
 
 #[test]
+fn where_there_are_no_profiles_nothing_is_named_and_nothing_breaks() {
+    let (files, environment) = (Files::read([]).unwrap(), Environment::of(|_| None));
+    assert!(read(json!({})).named_files(&files, &environment).is_empty());
+    let profiles = read(json!({})).profiles(&files, &environment).unwrap();
+    assert!(!profiles.has_credentials() && profiles.web_identity().is_none());
+}
+
+#[test]
 fn variables_count_only_where_no_credentials_are_configured() {
     let environment = Environment::of(|name| match name {
         "AWS_SHARED_CREDENTIALS_FILE" => Some("/aws/credentials".into()),

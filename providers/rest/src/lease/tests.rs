@@ -180,6 +180,20 @@ async fn an_item_that_the_kms_refuses_is_replaced_once_for_all_who_used_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_dead_item_is_never_given_again_though_there_is_no_other() {
+    let source = numbers(None);
+    let lease = lease(&source, "discarded");
+    let used = lease.get(soon()).await.unwrap();
+    source.fail(Some(Kind::Denied));
+    lease.discard(&used);
+    for _ in 0..5 {
+        let error = get(&lease).await.unwrap_err();
+        assert!(error.kind() == Kind::Denied && error.is_lasting(), "{}", error.report());
+    }
+    assert_eq!(source.calls(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_has_no_time_left_does_not_break_off_the_call_of_the_others() {
     let mut source = numbers(None);
     Arc::get_mut(&mut source).unwrap().takes = Duration::from_secs(2);

@@ -88,7 +88,8 @@ pub(crate) async fn lease(
     let provider = provider(config, files, sdk, http).await?;
     let mut identity = format!("{:?} {:?}", config.credentials(), sdk.region()).into_bytes();
     let environment = Environment::process();
-    for path in config.credential_files(&environment) {
+    let named = config.named_files(files, &environment);
+    for path in config.credential_files(&environment).into_iter().chain(named) {
         identity.extend(files.secret(&path).map(|file| sha256(file.expose())).unwrap_or_default());
     }
     let chain = Chain { provider, clock: http.clock().clone() };

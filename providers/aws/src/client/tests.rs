@@ -42,7 +42,7 @@ async fn the_endpoint_is_the_one_that_is_named_or_the_one_that_aws_has_there() {
         let config = service(&sdk, &settings).credentials_provider(keys).build();
         let sent = Kms::from_conf(config).describe_key().key_id("k").send().await;
         let error = codes::explain("kms:DescribeKey", "k", &sent.unwrap_err());
-        found.0.lock().unwrap().take().ok_or(error.kind())
+        found.0.lock().unwrap().take().ok_or_else(|| error.kind())
     };
     for (settings, region, expected) in [
         ("{}", "eu-west-1", "https://kms.eu-west-1.amazonaws.com/"),

@@ -183,15 +183,15 @@ pub async fn serve_kms_over<T, S>(
     S: KeyManagementService,
 {
     let connections = seat.connections();
-    let limited = connections.work().layer(service.clone());
+    let (of_status, of_others) = connections.limits();
+    let (status, others) = (of_status.layer(service.clone()), of_others.layer(service));
     let begin = seat.counter();
     let answering = service_fn(move |request: Request<IncomingBody>| {
         let mut open = begin();
         let operation = Operation::of_path(request.uri().path());
         let refused = operation.and_then(&refuse);
-        // Status is answered from memory: it must not suffer for what others ask.
-        let unlimited = (operation == Some(Operation::Status)).then(|| service.clone());
-        let mut limited = limited.clone();
+        let mut limited =
+            if operation == Some(Operation::Status) { status.clone() } else { others.clone() };
         async move {
             let answer = async {
                 if let Some(status) = refused {
@@ -204,20 +204,13 @@ pub async fn serve_kms_over<T, S>(
                     None => Bytes::new(),
                 };
                 let request = Request::from_parts(head, Full::new(message));
-                let Ok(answer) = match unlimited {
-                    Some(mut service) => {
-                        open.work().await;
-                        service.call(request).await
-                    }
-                    None => {
-                        let ready = poll_fn(|cx| {
-                            Service::<Request<Full<Bytes>>>::poll_ready(&mut limited, cx)
-                        });
-                        let Ok(()) = ready.await;
-                        open.work().await;
-                        limited.call(request).await
-                    }
-                };
+                // First, so that nobody who does not read keeps others from their turn.
+                open.unblocked().await;
+                let ready =
+                    poll_fn(|cx| Service::<Request<Full<Bytes>>>::poll_ready(&mut limited, cx));
+                let Ok(()) = ready.await;
+                open.work();
+                let Ok(answer) = limited.call(request).await;
                 Ok(answer)
             };
             let answer = answer.await.unwrap_or_else(Status::into_http);
@@ -239,18 +232,22 @@ pub async fn serve_kms_over<T, S>(
         .auto_date_header(false)
         .serve_connection(TokioIo::new(seat.watch(stream)), answering);
     let mut serving = std::pin::pin!(serving);
-    let limit = tokio::select! {
-        result = serving.as_mut() => return ended(result),
-        order = seat.ordered() => match order {
-            Order::Leave => Some(FAREWELL),
-            Order::Gone => return,
-        },
-        () = stop.stopped() => None,
+    let serving = async {
+        let limit = tokio::select! {
+            result = serving.as_mut() => return ended(result),
+            _ = seat.ordered() => Some(FAREWELL),
+            () = stop.stopped() => None,
+        };
+        serving.as_mut().graceful_shutdown();
+        match limit {
+            Some(limit) => ended(timeout(limit, serving).await.unwrap_or(Ok(()))),
+            None => ended(serving.await),
+        }
     };
-    serving.as_mut().graceful_shutdown();
-    match limit {
-        Some(limit) => ended(timeout(limit, serving).await.unwrap_or(Ok(()))),
-        None => ended(serving.await),
+    tokio::select! {
+        biased;
+        () = seat.gone() => {}
+        () = serving => {}
     }
 }
 

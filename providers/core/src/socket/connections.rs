@@ -8,10 +8,12 @@
 //! **What clients keep us waiting for is bounded for the process**, however many they are: requests
 //! that do not arrive and answers that nobody reads. Beyond [`MAX_UNFINISHED`] of them, or
 //! [`MAX_HELD`] bytes, the connection that has kept us waiting longest is closed. One that sends
-//! and reads its messages whole waits for an instant, and so is never the longest.
+//! and reads its messages whole waits for an instant, and so is never the longest. Nobody is read
+//! until whoever was closed is gone: otherwise, before it is its turn to go, all others could begin
+//! as much again.
 //!
 //! **What is worked on is bounded too**, by tower's limit of concurrency; what comes beyond it waits
-//! its turn, and counts as unfinished. Status is not counted there: it must not suffer for what
+//! its turn, and counts as unfinished. Status has a limit of its own: it must not suffer for what
 //! others ask.
 //!
 //! A request that arrives whole pays for this with seven additions to counters that no other
@@ -44,7 +46,7 @@ const MAX_LEAVING: usize = 32;
 const MAX_UNFINISHED: usize = 2048;
 /// Bytes of requests that came in more than one piece.
 const MAX_HELD: usize = 12 << 20;
-/// Requests that are worked on: four connections' worth.
+/// Requests that are worked on, and as many for Status: four connections' worth.
 const MAX_WORK: usize = 512;
 
 /// The connections of a process, or of one way into it.
@@ -63,7 +65,10 @@ struct Table {
     /// Requests so far: the clock by which the longest is found.
     begun: AtomicU64,
     held: AtomicUsize,
+    /// Connections that were told to end and have not yet.
+    going: AtomicUsize,
     work: GlobalConcurrencyLimitLayer,
+    status: GlobalConcurrencyLimitLayer,
     metrics: ConnectionMetrics,
     /// Sockets that are gone and cannot be made anew, and why.
     lost: Mutex<BTreeMap<Endpoint, String>>,
@@ -157,7 +162,9 @@ impl Connections {
             awaited: AtomicBool::default(),
             begun: AtomicU64::default(),
             held: AtomicUsize::default(),
+            going: AtomicUsize::default(),
             work: GlobalConcurrencyLimitLayer::new(MAX_WORK),
+            status: GlobalConcurrencyLimitLayer::new(MAX_WORK),
             metrics,
             lost: Mutex::default(),
             crowded: RateLimit::rare(),
@@ -227,9 +234,9 @@ impl Connections {
         })
     }
 
-    /// The limit of what is worked on.
-    pub(crate) fn work(&self) -> GlobalConcurrencyLimitLayer {
-        self.0.work.clone()
+    /// The limits of what is worked on: for Status, and for all else.
+    pub(crate) fn limits(&self) -> (&GlobalConcurrencyLimitLayer, &GlobalConcurrencyLimitLayer) {
+        (&self.0.status, &self.0.work)
     }
 
     /// A socket that was gone is back, or could not be made anew.
@@ -283,8 +290,12 @@ impl Place {
         *self.order.borrow()
     }
 
+    /// Called with the table locked, at most once for each order.
     fn tell(&self, order: Order) {
         self.table.metrics.closed.inc();
+        if order == Order::Gone {
+            self.table.going.fetch_add(1, Relaxed);
+        }
         self.order.send_replace(Some(order));
     }
 
@@ -312,9 +323,18 @@ impl Place {
 impl Seat {
     /// Waits until this connection must end.
     pub async fn ordered(&self) -> Order {
+        self.told(|_| true).await
+    }
+
+    /// Waits until this connection must end at once, whatever it was told before.
+    pub(crate) async fn gone(&self) {
+        self.told(|order| order == Order::Gone).await;
+    }
+
+    async fn told(&self, wanted: impl Fn(Order) -> bool) -> Order {
         let mut order = self.0.order.subscribe();
         // The sender is here.
-        let order = order.wait_for(Option::is_some).await;
+        let order = order.wait_for(|order| order.is_some_and(&wanted)).await;
         order.ok().and_then(|order| *order).unwrap_or(Order::Gone)
     }
 
@@ -340,6 +360,9 @@ impl Drop for Seat {
         let table = &self.0.table;
         let mut seats = held(&table.seats);
         seats.retain(|place| !Arc::ptr_eq(place, &self.0));
+        if self.0.order() == Some(Order::Gone) {
+            table.going.fetch_sub(1, Relaxed);
+        }
         table.changed(&seats);
     }
 }
@@ -372,8 +395,8 @@ impl OpenRequest {
         }
     }
 
-    /// The message is whole: work on it begins, unless answers wait that the client does not read.
-    pub(crate) async fn work(&mut self) {
+    /// Waits while answers wait that the client does not read.
+    pub(crate) async fn unblocked(&self) {
         let place = &self.place;
         loop {
             let unblocked = place.unblocked.notified();
@@ -382,7 +405,11 @@ impl OpenRequest {
             }
             unblocked.await;
         }
-        place.working.fetch_add(1, Relaxed);
+    }
+
+    /// The message is whole, and it is its turn: work on it begins.
+    pub(crate) fn work(&mut self) {
+        self.place.working.fetch_add(1, Relaxed);
         self.working = true;
     }
 

@@ -13,7 +13,7 @@ async fn who_never_asked_goes_first_then_the_longest_idle_and_nobody_who_is_serv
     let mut seats: Vec<Seat> = (0..4).map(|_| enter().unwrap()).collect();
     // The first is at work, the second and third have asked, the fourth never has.
     let mut served = seats[0].counter()();
-    served.work().await;
+    served.work();
     drop(seats[2].counter()());
     drop(seats[1].counter()());
     seats.push(enter().unwrap());
@@ -29,13 +29,13 @@ async fn who_never_asked_goes_first_then_the_longest_idle_and_nobody_who_is_serv
     let slow = seats[1].counter()();
     let mut busy: Vec<_> = seats[4..].iter().map(|seat| seat.counter()()).collect();
     for request in &mut busy {
-        request.work().await;
+        request.work();
     }
     seats.push(enter().unwrap());
     assert_eq!(seats[1].0.order(), polite, "it keeps us waiting");
     drop(slow);
     let mut last = seats.last().unwrap().counter()();
-    last.work().await;
+    last.work();
     assert!(enter().is_none(), "all are at work");
     assert_eq!(connections.count(), 7);
     drop((served, busy, last, seats));
@@ -47,7 +47,7 @@ async fn the_longest_waiting_connection_is_closed_when_too_much_waits_for_client
     let connections = Connections::default();
     let [honest, hostile, other] = [(); 3].map(|()| connections.enter().unwrap());
     let mut at_work = honest.counter()();
-    at_work.work().await;
+    at_work.work();
     let mut waiting: Vec<_> = (0..1500).map(|_| hostile.counter()()).collect();
     waiting.extend((0..500).map(|_| other.counter()()));
     let asked = honest.counter()();

@@ -1,4 +1,4 @@
-//! Whether a client reads its answers.
+//! Whether a client reads its answers, and when it is its turn to be read.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -10,15 +10,21 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Place;
 
+/// What is read of a connection before others have their turn: requests are counted when their tasks
+/// run, so that what all connections have read in between is bounded by nothing else.
+const TURN: usize = 8 * 1024;
+
 /// A connection that knows whether its client reads.
 pub(crate) struct Watched<T> {
     io: T,
+    /// What was read in this turn.
+    taken: usize,
     place: Arc<Place>,
 }
 
 impl<T> Watched<T> {
     pub(super) fn new(io: T, place: Arc<Place>) -> Self {
-        Self { io, place }
+        Self { io, taken: 0, place }
     }
 
     fn written<R>(&self, written: Poll<R>) -> Poll<R> {
@@ -37,7 +43,19 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
+        // What those hold who were told to go is not free before they are gone.
+        if self.taken >= TURN || self.place.table.going.load(Relaxed) > 0 {
+            self.taken = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.io).poll_read(cx, buf);
+        self.taken += buf.filled().len() - before;
+        if read.is_pending() {
+            self.taken = 0;
+        }
+        read
     }
 }
 

@@ -29,7 +29,7 @@ use crate::process::admin::Admin;
 use crate::proto::v2::key_management_service_server::{
     KeyManagementService, KeyManagementServiceServer,
 };
-use crate::socket::connections::{OpenRequest, Order, Seat};
+use crate::socket::connections::{OpenRequest, Seat};
 use crate::socket::{Listener, SocketOptions};
 use crate::{Connections, Endpoint, Error, Kind};
 

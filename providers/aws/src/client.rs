@@ -245,10 +245,15 @@ impl Client {
             let first = send().await;
             let code = first.as_ref().err().and_then(|error| error.as_service_error()?.code());
             let again = match code {
-                Some(code) if codes::concerns_credentials(code) && account.may_replace() => {
-                    account.lease.discard(&used);
-                    account.lease.get(limit).await?;
-                    true
+                Some(code) if codes::concerns_credentials(code) => {
+                    let held = account.lease.held();
+                    let again =
+                        held.is_none_or(|held| !Arc::ptr_eq(&held, &used)) || account.may_replace();
+                    if again {
+                        account.lease.discard(&used);
+                        account.lease.get(limit).await?;
+                    }
+                    again
                 }
                 Some(code) => codes::concerns_clock(code) && account.skew().abs_diff(skew) > SKEW,
                 None => false,

@@ -38,8 +38,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::codes;
 use crate::config::{Config, Credentials, Settings};
-use crate::environment::Environment;
-use crate::retries::Budget;
+use crate::dropin::environment::Environment;
+use crate::dropin::retries::Budget;
 use crate::sources::{self, Chain, Leased};
 
 /// A try gets this part of the time that is left, so that there is some for another one.

@@ -38,8 +38,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::codes;
 use crate::config::{Config, Credentials, Settings};
-use crate::environment::Environment;
-use crate::retries::Budget;
+use crate::dropin::environment::Environment;
+use crate::dropin::retries::Budget;
 use crate::sources::{self, Chain, Leased};
 
 /// A try gets this part of the time that is left, so that there is some for another one.
@@ -245,10 +245,15 @@ impl Client {
             let first = send().await;
             let code = first.as_ref().err().and_then(|error| error.as_service_error()?.code());
             let again = match code {
-                Some(code) if codes::concerns_credentials(code) && account.may_replace() => {
-                    account.lease.discard(&used);
-                    account.lease.get(limit).await?;
-                    true
+                Some(code) if codes::concerns_credentials(code) => {
+                    let held = account.lease.held();
+                    let again =
+                        held.is_none_or(|held| !Arc::ptr_eq(&held, &used)) || account.may_replace();
+                    if again {
+                        account.lease.discard(&used);
+                        account.lease.get(limit).await?;
+                    }
+                    again
                 }
                 Some(code) => codes::concerns_clock(code) && account.skew().abs_diff(skew) > SKEW,
                 None => false,

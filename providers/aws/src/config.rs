@@ -11,7 +11,7 @@ use sidekey_rest::files::check_absolute;
 use sidekey_rest::{Address, Proxy};
 
 use crate::arn::KeyName;
-use crate::environment::Environment;
+use crate::dropin::environment::Environment;
 use crate::profile::Profiles;
 use crate::sources;
 

@@ -1,12 +1,15 @@
 //! The command line of `sidekey-aws`: that of kubernetes-sigs/aws-encryption-provider.
 
+pub(crate) mod environment;
+pub(crate) mod retries;
+
 use clap::Args;
 use serde_json::{Map, Value, json};
 use sidekey_core::{Answer, CommandLine, Error, Kind, Output, RotateCommand, complain, rotate};
 use sidekey_rest::Address;
 
 use crate::Aws;
-use crate::environment::Environment;
+use crate::dropin::environment::Environment;
 
 /// Where the replaced plugin listens unless told otherwise.
 const LISTEN: &str = "/var/run/kmsplugin/socket.sock";

@@ -26,11 +26,11 @@ mod client;
 mod codes;
 mod config;
 mod dropin;
-mod environment;
+
 mod kek;
 mod key_id;
 mod profile;
-mod retries;
+
 mod rotate;
 mod sources;
 #[cfg(test)]
@@ -47,7 +47,7 @@ use tokio::time::Instant;
 
 use crate::arn::{KeyArn, KeyName};
 use crate::client::Client;
-use crate::environment::Environment;
+use crate::dropin::environment::Environment;
 use crate::kek::{Kek, Material};
 use crate::key_id::{Target, Version};
 

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::codes;
 use crate::config::{self, Config};
-use crate::environment::Environment;
+use crate::dropin::environment::Environment;
 use crate::profile::WebIdentity;
 
 /// What STS writes into the log of the account.

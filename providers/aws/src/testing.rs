@@ -34,6 +34,8 @@ pub(crate) struct State {
     pub(crate) states: BTreeMap<String, &'static str>,
     /// Calls that are answered with this code: operation, or operation and key.
     pub(crate) refuse: BTreeMap<String, &'static str>,
+    /// An access key whose session is over.
+    pub(crate) dead: Option<&'static str>,
     /// Whether DescribeKey tells the material.
     pub(crate) tells: bool,
     /// Whether GetKeyRotationStatus tells of a rotation on demand.
@@ -69,6 +71,7 @@ impl Fake {
             aliases: [("alias/etcd".to_owned(), A.to_owned())].into(),
             states: BTreeMap::new(),
             refuse: BTreeMap::new(),
+            dead: None,
             tells: true,
             rotating: false,
             minds_time: false,
@@ -124,6 +127,13 @@ impl Fake {
         self.connect(&self.config(key), None).await.unwrap()
     }
 
+    /// Writes a file that a configuration may name.
+    pub(crate) fn write(&self, name: &str, text: &str) -> std::path::PathBuf {
+        let path = self.directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
     /// How often an operation was asked for.
     pub(crate) fn count(&self, operation: &str) -> usize {
         self.state().calls.iter().filter(|(asked, ..)| asked == operation).count()
@@ -158,10 +168,15 @@ impl State {
         let operation = target.strip_prefix("TrentService.").unwrap().to_owned();
         let request: Value = serde_json::from_slice(body).unwrap();
         let named = request["KeyId"].as_str().unwrap_or_default().to_owned();
+        let signed = headers["authorization"].to_str().unwrap();
+        let dead = self.dead.is_some_and(|dead| signed.contains(&format!("Credential={dead}/")));
         let late = self.minds_time && self.is_off(headers["x-amz-date"].to_str().unwrap());
         self.calls.push((operation.clone(), named.clone(), headers));
         if late {
             return refused("InvalidSignatureException");
+        }
+        if dead {
+            return refused("ExpiredTokenException");
         }
         let key = self.aliases.get(&named).unwrap_or(&named).clone();
         let refusal = self.refuse.get(&operation);

@@ -1,5 +1,7 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bytes::Bytes;
-use sidekey_rest::testing::takes_no_bad_answer;
+use sidekey_rest::testing::{Fake as Server, Reply, takes_no_bad_answer};
 
 use super::*;
 use crate::testing::{A, B, DELETION, Fake, call, material};
@@ -274,6 +276,50 @@ async fn a_clock_that_is_set_costs_no_call_and_is_followed_back_and_forth() {
     let asked = fake.count("Decrypt");
     assert_eq!(unwrap(&key, &sealed).await, Err(Kind::Denied));
     assert_eq!(fake.count("Decrypt"), asked + 1);
+}
+
+/// An STS that gives a session of its own to each who asks.
+async fn sts() -> Server {
+    let given = AtomicUsize::new(0);
+    Server::https(move |_| {
+        let session = given.fetch_add(1, Ordering::SeqCst);
+        let end = sidekey_core::time(SystemTime::now() + Duration::from_secs(3600));
+        let text = format!(
+            "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
+             <AccessKeyId>ASIA{session}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>\
+             <SessionToken>t</SessionToken><Expiration>{end}</Expiration></Credentials>\
+             </AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+        );
+        Reply { body: text.into(), ..Reply::json(200, &serde_json::Value::Null) }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_session_that_dies_under_many_calls_is_replaced_once_and_fails_none_of_them() {
+    let (fake, sts) = (Fake::start().await, sts().await);
+    let mut config = fake.document(A);
+    config["settings"]["stsEndpoint"] = sts.url().into();
+    let bundle = format!("{}{}", fake.server.ca, sts.ca);
+    config["settings"]["caBundle"] = fake.write("both.pem", &bundle).to_str().unwrap().into();
+    config["credentials"] = serde_json::json!({
+        "roleArn": "arn:aws:iam::1:role/x", "webIdentityTokenFile": fake.write("token", "jwt"),
+    });
+    let config = serde_json::from_value(config).unwrap();
+    let key = Arc::new(fake.connect(&config, None).await.unwrap());
+    let sealed = wrap(&key, b"seed").await;
+    assert_eq!(sts.seen().len(), 1);
+    fake.state().dead = Some("ASIA0");
+    let calls: Vec<_> = (0..20)
+        .map(|_| {
+            let (key, sealed) = (key.clone(), sealed.clone());
+            tokio::spawn(async move { unwrap(&key, &sealed).await })
+        })
+        .collect();
+    for call in calls {
+        assert_eq!(call.await.unwrap().as_deref(), Ok(&b"seed"[..]));
+    }
+    assert_eq!(sts.seen().len(), 2, "one new session for all");
 }
 
 #[tokio::test]

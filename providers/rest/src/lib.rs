@@ -6,7 +6,7 @@
 //! - [`Http`]: a pooled client, proxies, bounded answers, one deadline for each call;
 //! - [`Servers`]: several servers of one cluster, asked as if they were one;
 //! - [`Lease`]: tokens, sessions and credentials that are renewed in time; [`oauth`]: their forms;
-//! - [`codes`]: what a vendor's codes mean; [`flags`]: the flags of the plugin that is replaced;
+//! - [`codes`]: what a vendor's codes mean; [`dropin`]: the flags of the plugin that is replaced;
 //! - [`naming`]: key_ids; [`Trust`], [`Address`], [`Clock`], [`files`], [`json`], [`Shared`].
 //!
 //! It refuses to retry: a key in core does that, with one budget for all. It refuses to verify less
@@ -33,8 +33,8 @@ pub mod address;
 mod body;
 mod clock;
 pub mod codes;
+pub mod dropin;
 pub mod files;
-pub mod flags;
 pub mod http;
 pub mod lease;
 pub mod naming;
@@ -50,6 +50,7 @@ pub mod tls;
 pub use address::Address;
 pub use body::{form, json, read};
 pub use clock::Clock;
+pub use dropin as flags;
 pub use http::{Answer, Http, Limits, Proxy, Request, secret_header};
 pub use lease::Lease;
 pub use servers::Servers;

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -51,7 +52,7 @@ const PACE: Duration = Duration::from_secs(10);
 /// Between two looks at a key that is refused for its state.
 const LOOK: Duration = Duration::from_secs(60);
 /// Clocks that differ by less are none of AWS's business.
-const SKEW: u64 = 60;
+pub(crate) const SKEW: u64 = 60;
 
 /// What tells one account from another: the digest is that of all their files.
 #[derive(PartialEq)]
@@ -93,6 +94,9 @@ pub(crate) struct Client {
     pub(crate) account: Arc<Account>,
     /// When the key is deleted, if it is, and when that was last looked up for its sake.
     dying: Mutex<(Option<SystemTime>, Option<Instant>)>,
+    /// How wrong our clock was, in seconds, when this client of the SDK learned it: each learns by
+    /// a refusal of its own, whatever others know.
+    learned: AtomicI64,
 }
 
 /// A call that failed, and what the caller may want to know of it.
@@ -129,7 +133,8 @@ impl Client {
             }
         };
         let own = account.config.to_builder().http_client(account.http.separate()).build();
-        Ok(Self { kms: Kms::from_conf(own), account, dying: Mutex::default() })
+        let kms = Kms::from_conf(own);
+        Ok(Self { kms, account, dying: Mutex::default(), learned: AtomicI64::default() })
     }
 
     /// The region that it speaks to.
@@ -255,7 +260,12 @@ impl Client {
                     }
                     again
                 }
-                Some(code) => codes::concerns_clock(code) && account.skew().abs_diff(skew) > SKEW,
+                Some(code) if codes::concerns_clock(code) => {
+                    let now = account.skew();
+                    let learned = self.learned.swap(now, Ordering::Relaxed);
+                    now.abs_diff(skew) > SKEW || now.abs_diff(learned) > SKEW
+                }
+                Some(_) => false,
                 None => false,
             };
             Ok(if again { send().await } else { first })

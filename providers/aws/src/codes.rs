@@ -77,18 +77,23 @@ where
             refused(Refusal { action, object, status, code: error.code(), text })
         }
         SdkError::DispatchFailure(failure) => {
-            let cause = failure.as_connector_error().and_then(std::error::Error::source);
-            match cause.and_then(|cause| cause.downcast_ref::<Error>()) {
+            let first = failure.as_connector_error().and_then(std::error::Error::source);
+            let mut causes = std::iter::successors(first, |cause| cause.source());
+            match causes.find_map(|cause| cause.downcast_ref::<Error>()) {
                 // What the transport says is clear by itself.
                 Some(ours) => {
                     let error =
                         Error::new(ours.kind(), format!("{action} on {object}: {}", chain(ours)));
                     error.with_hint(ours.hint().unwrap_or("check settings.endpoint"))
                 }
-                None => Error::new(Kind::Config, format!("{action} on {object}: {}", chain(error)))
-                    .with_hint(
-                        "check kek.region, settings.endpoint, settings.fips and settings.dualstack",
-                    ),
+                // Credentials that could not be had come as a failure to send.
+                None => match first.and_then(|cause| cause.downcast_ref()) {
+                    Some(credentials) => no_credentials(credentials),
+                    None => {
+                        Error::new(Kind::Config, format!("{action} on {object}: {}", chain(error)))
+                            .with_hint(ADDRESS)
+                    }
+                },
             }
         }
         SdkError::TimeoutError(_) => slow(action, object),
@@ -116,6 +121,9 @@ pub(crate) fn slow(action: &str, object: &str) -> Error {
     Error::new(Kind::Timeout, format!("{action} on {object} was not answered in time"))
         .with_hint("check the network to AWS, and settings.attemptTimeout if it is set")
 }
+
+/// What decides about where a call is sent.
+const ADDRESS: &str = "check kek.region, settings.endpoint, settings.fips and settings.dualstack";
 
 /// Whether the code says that the credentials themselves are no longer any good.
 pub(crate) fn concerns_credentials(code: &str) -> bool {

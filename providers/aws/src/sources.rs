@@ -7,6 +7,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use aws_config::SdkConfig;
@@ -23,6 +24,7 @@ use sidekey_rest::lease::{Grant, Held, Source};
 use sidekey_rest::{Clock, Http, Lease};
 use tokio::time::Instant;
 
+use crate::client::SKEW;
 use crate::codes;
 use crate::config::{self, Config};
 use crate::dropin::environment::Environment;
@@ -39,6 +41,8 @@ const OWN_TIME: Duration = Duration::from_secs(20);
 pub(crate) struct Chain {
     provider: SharedCredentialsProvider,
     clock: Arc<Clock>,
+    /// How wrong our clock was, in seconds, when the SDK's client of STS learned it.
+    learned: AtomicI64,
 }
 
 /// The lease as the SDK asks for it.
@@ -59,8 +63,13 @@ impl Source for Chain {
         _: Option<Arc<Held<Credentials>>>,
         _: Instant,
     ) -> Result<Grant<Credentials>, Error> {
-        let found = self.provider.provide_credentials().await.and_then(sound);
-        let item = found.map_err(|error| codes::no_credentials(&error))?;
+        let mut found = self.provider.provide_credentials().await;
+        let now = self.clock.skew();
+        // A role that is taken with other credentials is signed for: a refusal has told the time.
+        if found.is_err() && now.abs_diff(self.learned.swap(now, Ordering::Relaxed)) > SKEW {
+            found = self.provider.provide_credentials().await;
+        }
+        let item = found.and_then(sound).map_err(|error| codes::no_credentials(&error))?;
         let life = item.expiry().map(|end| self.clock.until(end));
         Ok(Grant { item, life })
     }
@@ -92,7 +101,8 @@ pub(crate) async fn lease(
     for path in config.credential_files(&environment).into_iter().chain(named) {
         identity.extend(files.secret(&path).map(|file| sha256(file.expose())).unwrap_or_default());
     }
-    let chain = Chain { provider, clock: http.clock().clone() };
+    let clock = http.clock().clone();
+    let chain = Chain { provider, clock, learned: AtomicI64::default() };
     Ok(Lease::new(chain, sha256(&identity), PAUSE))
 }
 

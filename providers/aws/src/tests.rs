@@ -278,6 +278,18 @@ async fn a_clock_that_is_set_costs_no_call_and_is_followed_back_and_forth() {
     assert_eq!(fake.count("Decrypt"), asked + 1);
 }
 
+#[tokio::test]
+async fn a_clock_that_is_wrong_from_the_start_keeps_no_key_from_being_connected() {
+    let fake = Fake::start().await;
+    fake.state().minds_time = true;
+    fake.state().ahead = 3600;
+    let first = fake.key(A).await;
+    let sealed = wrap(&first, b"seed").await;
+    // The second one's client has to learn by itself what the first one's has told everybody.
+    let second = fake.key(A).await;
+    assert_eq!(unwrap(&second, &sealed).await.as_deref(), Ok(&b"seed"[..]));
+}
+
 /// An STS that gives a session of its own to each who asks.
 async fn sts() -> Server {
     let given = AtomicUsize::new(0);

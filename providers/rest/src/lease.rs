@@ -29,6 +29,9 @@ const ASK: Duration = Duration::from_secs(15);
 const TOO_LATE: Duration = Duration::from_secs(5);
 /// Calls that use an item which is given back have this long to end.
 const GRACE: Duration = Duration::from_secs(10);
+/// What was given is tried at least this long: our clock may be wrong, and a source that gives what
+/// has ended must not be asked without a pause.
+const SHORTEST: Duration = Duration::from_secs(1);
 /// Nothing that counts lives longer than a century.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Pauses after failures that may pass.
@@ -317,7 +320,7 @@ async fn keep_alive<S: Source>(lease: Weak<Inner<S>>) {
 
 impl<T> Held<T> {
     fn new(grant: Grant<T>) -> Self {
-        let (item, life) = (grant.item, grant.life.map(|life| life.min(LONGEST)));
+        let (item, life) = (grant.item, grant.life.map(|life| life.clamp(SHORTEST, LONGEST)));
         let since = Instant::now();
         let due = life.map(|life| since + jitter(life * 2 / 3));
         let expires = life.map(|life| SystemTime::now() + life);

@@ -57,9 +57,11 @@ pub fn start(options: LogOptions) -> LevelHandle {
 }
 
 /// What other crates trace may hold whatever passes through them, requests and keys included:
-/// only our own lines are shown at that level.
+/// only our own lines are shown at that level. AWS's SDK quotes refusals as they came, with parts of
+/// session tokens, at any level: we tell of them ourselves, redacted.
 fn shown(metadata: &tracing::Metadata<'_>) -> bool {
-    *metadata.level() < tracing::Level::TRACE || metadata.target().starts_with("sidekey")
+    let (target, level) = (metadata.target(), *metadata.level());
+    target.starts_with("sidekey") || (level < tracing::Level::TRACE && !target.starts_with("aws_"))
 }
 
 impl LevelHandle {

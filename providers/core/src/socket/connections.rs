@@ -7,9 +7,9 @@
 //!
 //! **What clients keep us waiting for is bounded for the process**, however many they are: requests
 //! that do not arrive and answers that nobody reads. Beyond [`MAX_UNFINISHED`] of them, or
-//! [`MAX_HELD`] bytes, the connection that has kept us waiting longest is closed. One that sends
-//! and reads its messages whole waits for an instant, and so is never the longest. Nobody is read
-//! until whoever was closed is gone: otherwise, before it is its turn to go, all others could begin
+//! [`MAX_HELD`] bytes, a connection is closed: of those with more than an equal share the one that
+//! has kept us waiting longest. Whoever has less than its share is never closed for others. Nobody
+//! is read until whoever was closed is gone: otherwise, before it is its turn to go, all others could begin
 //! as much again.
 //!
 //! **What is worked on is bounded too**, by tower's limit of concurrency; what comes beyond it waits
@@ -265,8 +265,8 @@ impl Table {
         }
     }
 
-    /// Closes the connection that has kept us waiting longest, if all of them keep us waiting for
-    /// too much. Says whether that is enough.
+    /// If all of them keep us waiting for too much: closes the connection that has done so longest, of
+    /// those that have more than their share. Says whether that is enough.
     #[cold]
     fn relieve(&self) -> bool {
         let seats = held(&self.seats);
@@ -277,7 +277,11 @@ impl Table {
         if waiting <= MAX_UNFINISHED && bytes <= MAX_HELD {
             return true;
         }
-        let slow = live().filter(|place| place.waiting() > 0);
+        let count = live().count();
+        let slow = live().filter(|place| {
+            let bytes = place.held.load(Relaxed).saturating_mul(count);
+            place.waiting() > 0 && (place.waiting() * count > MAX_UNFINISHED || bytes > MAX_HELD)
+        });
         let Some(victim) = slow.min_by_key(|place| place.since.load(Relaxed)) else { return false };
         victim.tell(Order::Gone);
         self.tell("too many requests wait for their clients: the slowest is closed");

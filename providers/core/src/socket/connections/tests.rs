@@ -43,11 +43,13 @@ async fn who_never_asked_goes_first_then_the_longest_idle_and_nobody_who_is_serv
 }
 
 #[tokio::test]
-async fn the_longest_waiting_connection_is_closed_when_too_much_waits_for_clients() {
+async fn of_those_with_more_than_their_share_the_longest_waiting_is_closed() {
     let connections = Connections::default();
     let [honest, hostile, other] = [(); 3].map(|()| connections.enter().unwrap());
     let mut at_work = honest.counter()();
     at_work.work();
+    // Since before all others; but it is one alone.
+    let early = honest.counter()();
     let mut waiting: Vec<_> = (0..1500).map(|_| hostile.counter()()).collect();
     waiting.extend((0..500).map(|_| other.counter()()));
     let asked = honest.counter()();
@@ -55,7 +57,7 @@ async fn the_longest_waiting_connection_is_closed_when_too_much_waits_for_client
     waiting.extend((0..100).map(|_| other.counter()()));
     assert_eq!(hostile.ordered().await, Order::Gone);
     assert_eq!([&honest, &other].map(|seat| seat.0.order()), [None; 2], "one is enough");
-    drop(asked);
+    drop((asked, early));
     let mut long = other.counter()();
     long.hold(MAX_HELD + 1).unwrap();
     assert_eq!(other.ordered().await, Order::Gone);

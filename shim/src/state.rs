@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use serde::Serialize;
 use sidekey_core::app::{ConfigState, ConfigStatus};
-use sidekey_core::{Error, Flights, KeyId, Kind, Secret, Source, Trouble, time};
+use sidekey_core::{Error, KeyId, Kind, Secret, SingleFlight, Source, Trouble, time};
 
 use crate::cache::{Cache, CacheKey};
 use crate::config::{Mode, Role};
@@ -22,7 +22,7 @@ pub(crate) struct ShimState {
     pub(crate) config: ConfigState,
     pub(crate) listeners: Mutex<Vec<String>>,
     pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
-    pub(crate) flights: Flights<CacheKey, (Result<Secret, Arc<Error>>, bool)>,
+    pub(crate) flights: SingleFlight<CacheKey, (Result<Secret, Arc<Error>>, bool)>,
     pub(crate) metrics: Arc<ShimMetrics>,
     started: SystemTime,
 }
@@ -88,7 +88,7 @@ impl ShimState {
             config: ConfigState::new(source, metrics.reloads.clone()),
             listeners: Mutex::default(),
             identities: Mutex::default(),
-            flights: Flights::default(),
+            flights: SingleFlight::default(),
             metrics,
             started: SystemTime::now(),
         }

@@ -58,17 +58,19 @@ pub(super) const SHIM: &[Bar] = &[
 /// Bars of the AWS provider. Its Decrypt is held against the same request, sent to the same
 /// fake endpoint without it.
 pub(super) const AWS: &[Bar] = &[
-    at_most("idle RSS", "MiB", 8.0, idle_rss),
-    at_most("Decrypt p50 / direct call", "", 2.4, |own| {
+    at_most("idle RSS", "MiB", 9.0, idle_rss),
+    // 1.7 times what it took with a signer and an HTTP parser of our own, which was 2.38; and 0.45 of
+    // the rate that it had, 0.71. AWS itself takes some 5 ms, beside which neither is felt.
+    at_most("Decrypt p50 / direct call", "", 4.05, |own| {
         own.pair("Decrypt", 1).map(|(own, direct)| own.p50_us / direct.p50_us)
     }),
-    at_least("Decrypt rate at 64, share", "", 0.33, rate_share),
+    at_least("Decrypt rate at 64, share", "", 0.32, rate_share),
     // One, and one to verify it.
     at_most("backend calls per Encrypt", "", 2.0 + PROBE, |own| backend_calls(own, "Encrypt")),
     at_most("backend calls per Decrypt", "", 1.0 + PROBE, |own| backend_calls(own, "Decrypt")),
     at_most("backend calls per Status", "", PROBE, |own| backend_calls(own, "Status")),
     at_most("start to healthy, median", "ms", 15.0, start),
-    at_most("binary size", "MiB", 9.0, binary_size),
+    at_most("binary size", "MiB", 10.0, binary_size),
 ];
 
 /// Bars of the Vault provider.

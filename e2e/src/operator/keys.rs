@@ -108,7 +108,7 @@ impl AwsKeys {
 
     /// Where AWS is. How to log in is the HostedCluster's own role.
     pub fn place(&self) -> Value {
-        json!({"vendors": {"aws": {"settings": {"endpoint": self.url, "stsEndpoint": self.url}}}})
+        json!({"vendors": {"aws": {"settings": self.address()}}})
     }
 
     /// What a HostedCluster has no field for: where AWS is, and how to log in otherwise than with
@@ -135,15 +135,20 @@ impl AwsKeys {
     pub fn key_with_role(&self, id: u64, index: usize) -> Value {
         json!({
             "id": id, "type": "aws", "kek": {"key": self.arns[index]},
-            "settings": {"endpoint": self.url, "stsEndpoint": self.url},
+            "settings": self.address(),
             "credentials": {"roleArn": ROLE, "webIdentityTokenFile": TOKEN_FILE},
         })
+    }
+
+    /// The simulated AWS has no certificate, and is outside of the pods.
+    fn address(&self) -> Value {
+        json!({"endpoint": self.url, "stsEndpoint": self.url, "allowPlaintext": true})
     }
 
     fn reached(&self) -> Value {
         let file = |name: &str| json!({"name": name, "secret": {"name": AWS_SECRET, "key": name}});
         json!({
-            "settings": {"endpoint": self.url},
+            "settings": {"endpoint": self.url, "allowPlaintext": true},
             "credentials": {
                 "accessKeyIdFile": "/etc/sidekey/access-key-id",
                 "secretAccessKeyFile": "/etc/sidekey/secret-access-key",

@@ -41,6 +41,9 @@ pub(crate) fn files() -> Vec<String> {
     files
 }
 
+/// Folders under `providers/` that hold what providers are made of and tested with.
+pub(crate) const LIBRARIES: [&str; 4] = ["core", "rest", "ttlv", "conformance"];
+
 /// Names of the folders under `providers/` that hold a provider.
 pub(crate) fn providers() -> Vec<String> {
     let entries = std::fs::read_dir(root().join("providers")).unwrap();
@@ -48,7 +51,7 @@ pub(crate) fn providers() -> Vec<String> {
         .map(|entry| entry.unwrap())
         .filter(|entry| entry.path().join("Cargo.toml").is_file())
         .map(|entry| entry.file_name().into_string().unwrap())
-        .filter(|name| name != "core" && name != "conformance")
+        .filter(|name| !LIBRARIES.contains(&name.as_str()))
         .collect();
     names.sort();
     assert!(!names.is_empty(), "no provider found");

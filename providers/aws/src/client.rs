@@ -1,131 +1,150 @@
-//! The client of one account, region and endpoint.
+//! The client of one account, region and endpoint: the SDK's own operations over our transport.
 //!
-//! Keys whose settings and credentials are equal share a client, with its connections, its
-//! session and its budget of retries: memory is counted here. They share nothing else, and no
-//! call waits for another one.
+//! Keys whose settings and credentials are equal share an account, with its connections, its
+//! session and its budget of retries: memory is counted here. They share nothing else: each has a
+//! limit of calls of its own, so that one that hangs takes no turn from another.
+//!
+//! The SDK's retries, timeouts, identity cache and protection against stalled streams are off:
+//! core retries, the caller has a deadline, and [`Lease`] keeps the identity. The SDK learns from
+//! each answer how far this machine's clock is off, so that a call which was refused for it is
+//! made once more.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
+use aws_config::retry::RetryConfig;
+use aws_config::stalled_stream_protection::StalledStreamProtectionConfig;
+use aws_config::timeout::TimeoutConfig;
 use aws_config::{AppName, BehaviorVersion, Region, SdkConfig};
-use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
-use aws_sdk_kms::config::endpoint::{DefaultResolver, Params, ResolveEndpoint};
+use aws_sdk_kms::Client as Kms;
+use aws_sdk_kms::config::{Builder, IdentityCache, Intercept};
+use aws_sdk_kms::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_kms::operation::decrypt::DecryptOutput;
+use aws_sdk_kms::operation::encrypt::EncryptOutput;
+use aws_sdk_kms::primitives::Blob;
+use aws_sdk_kms::types::KeyMetadata;
 use aws_smithy_async::rt::sleep::TokioSleep;
-use aws_types::service_config::ServiceConfigKey;
-use sidekey_core::{Error, Files, Kind, Secret};
+use aws_smithy_runtime_api::box_error::BoxError;
+use aws_smithy_runtime_api::client::interceptors::context::BeforeTransmitInterceptorContextMut;
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_types::config_bag::ConfigBag;
+use sidekey_core::tls::Unusable;
+use sidekey_core::{Digest, Error, Files, Kind};
+use sidekey_rest::{Http, Lease, Limits, Proxy, Shared, Trust};
 use tokio::time::{Instant, timeout_at};
 
-use crate::calls::{self, Decrypted, Encrypted, Metadata};
+use crate::codes;
 use crate::config::{Config, Credentials, Settings};
-use crate::environment::Environment;
-use crate::http::Http;
-use crate::http::connect::Ways;
-use crate::http::proxy::Proxy;
-use crate::http::tls;
-use crate::identity::Identity;
-use crate::retries::Budget;
-use crate::shared::Shared;
-use crate::wire::{Refusal, Wire};
-use crate::{refusal, sources};
+use crate::dropin::environment::Environment;
+use crate::dropin::retries::Budget;
+use crate::sources::{self, Chain, Leased};
 
 /// A try gets this part of the time that is left, so that there is some for another one.
 const SHARE: f32 = 0.6;
+/// More than KMS ever answers.
+const MAX_ANSWER: usize = 256 * 1024;
+/// Between two logins that a refusal by KMS asks for.
+const PACE: Duration = Duration::from_secs(10);
+/// Between two looks at a key that is refused for its state.
+const LOOK: Duration = Duration::from_secs(60);
+/// Clocks that differ by less are none of AWS's business.
+pub(crate) const SKEW: u64 = 60;
 
-/// What tells one client from another: the digest is that of all their files.
+/// What tells one account from another: the digest is that of all their files.
 #[derive(PartialEq)]
 struct Making {
     region: Option<String>,
     settings: Settings,
     credentials: Credentials,
-    files: sidekey_core::Digest,
+    files: Digest,
 }
 
 /// What tells one set of connections from another.
 #[derive(PartialEq)]
-struct Trust {
+struct Ways {
     bundle: Option<[u8; 32]>,
     connect_timeout: Duration,
     proxy: Option<String>,
 }
 
-/// The clients in use, found again by what they are made of.
-static CLIENTS: Shared<Making, Client> = Shared::new();
+/// The accounts in use, found again by what they are made of.
+static ACCOUNTS: Shared<Making, Account> = Shared::new();
 /// The connections in use: they outlive the credentials.
-static CONNECTIONS: Shared<Trust, Http> = Shared::new();
+static CONNECTIONS: Shared<Ways, Http> = Shared::new();
 
-/// A client of AWS KMS.
-pub(crate) struct Client {
-    pub(crate) wire: Wire,
-    identity: Identity,
+/// What keys share.
+pub(crate) struct Account {
+    config: aws_sdk_kms::Config,
+    http: Arc<Http>,
+    pub(crate) lease: Lease<Chain>,
     budget: Option<Budget>,
     attempt: Option<Duration>,
     region: String,
+    /// When credentials that KMS refused were last replaced.
+    replaced: Mutex<Option<Instant>>,
+}
+
+/// A client of AWS KMS for one key.
+pub(crate) struct Client {
+    kms: Kms,
+    pub(crate) account: Arc<Account>,
+    /// When the key is deleted, if it is, and when that was last looked up for its sake.
+    dying: Mutex<(Option<SystemTime>, Option<Instant>)>,
+    /// How wrong our clock was, in seconds, when this client of the SDK learned it: each learns by
+    /// a refusal of its own, whatever others know.
+    learned: AtomicI64,
 }
 
 /// A call that failed, and what the caller may want to know of it.
 pub(crate) struct Failure {
     pub(crate) error: Error,
-    /// A permission is missing, and nothing else.
-    pub(crate) lacks_permission: bool,
-    /// Another key than the one that was named wrapped the data.
-    pub(crate) wrong_key: bool,
-    /// AWS is at it already.
-    pub(crate) under_way: bool,
+    /// The code, if KMS gave one.
+    pub(crate) code: Option<String>,
 }
 
 /// One of the calls, on one object.
 #[derive(Clone, Copy)]
-struct Deed<'a> {
-    action: &'static str,
-    target: &'static str,
-    object: &'a str,
-    deadline: Instant,
+pub(crate) struct Deed<'a> {
+    pub(crate) action: &'static str,
+    pub(crate) object: &'a str,
+    pub(crate) deadline: Instant,
 }
 
 impl Client {
-    /// A client for `config`: one in use if there is one, or a new one.
-    pub(crate) async fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
+    /// A client for `config`, on an account in use if there is one, or a new one.
+    pub(crate) async fn new(config: &Config, files: &Files) -> Result<Self, Error> {
         let making = Making {
             region: config.region(),
             settings: config.settings(),
             credentials: config.credentials(),
             files: files.digest(),
         };
-        if let Some(client) = CLIENTS.find(&making) {
-            return Ok(client);
-        }
-        let client = Arc::new(Self::new(config, files).await?);
-        // Another key may have made one meanwhile: then this one is used by one key alone.
-        CLIENTS.keep(making, &client);
-        Ok(client)
-    }
-
-    async fn new(config: &Config, files: &Files) -> Result<Self, Error> {
-        let settings = config.settings();
-        let http = connections(config, files)?;
-        let sdk = load(config, files, &http).await;
-        let region = sources::region(&sdk)?.to_string();
-        let identity = Identity::new(sources::source(config, files, &sdk, &http).await?);
-        let url = endpoint(&settings, &sdk, &region).await?;
-        Ok(Self {
-            wire: Wire::new(http, &url, &region, &settings)?,
-            identity,
-            budget: settings.retry_tokens().map(Budget::new),
-            attempt: settings.attempt_timeout(),
-            region,
-        })
+        let account = match ACCOUNTS.find(&making) {
+            Some(account) => account,
+            None => {
+                let account = Arc::new(Account::new(config, files).await?);
+                // Another key may have made one meanwhile: then this one is used by one key alone.
+                ACCOUNTS.keep(making, &account);
+                account
+            }
+        };
+        let own = account.config.to_builder().http_client(account.http.separate()).build();
+        let kms = Kms::from_conf(own);
+        Ok(Self { kms, account, dying: Mutex::default(), learned: AtomicI64::default() })
     }
 
     /// The region that it speaks to.
     pub(crate) fn region(&self) -> &str {
-        &self.region
+        &self.account.region
     }
 
-    /// Who we are.
-    pub(crate) fn identity(&self) -> &Identity {
-        &self.identity
+    /// The SDK's own client, for calls that are made through [`run`](Self::run).
+    pub(crate) fn kms(&self) -> &Kms {
+        &self.kms
     }
 
     /// `kms:DescribeKey`.
@@ -133,22 +152,40 @@ impl Client {
         &self,
         object: &str,
         deadline: Instant,
-    ) -> Result<Metadata, Failure> {
-        let (action, target) = ("kms:DescribeKey", "TrentService.DescribeKey");
-        let deed = Deed { action, target, object, deadline };
-        let answer = self.run(deed, || calls::describe(object)).await?;
-        calls::described(answer.expose()).ok_or_else(|| deed.unreadable())
+    ) -> Result<KeyMetadata, Failure> {
+        let deed = Deed { action: "kms:DescribeKey", object, deadline };
+        let answer = self.run(deed, || self.kms.describe_key().key_id(object).send()).await?;
+        let metadata = answer.key_metadata.ok_or_else(|| deed.unreadable())?;
+        self.dying().0 = metadata.deletion_date.and_then(|date| SystemTime::try_from(date).ok());
+        Ok(metadata)
     }
 
-    /// A call that names a key and nothing else.
-    pub(crate) async fn on_key(
-        &self,
-        (action, target): (&'static str, &'static str),
-        object: &str,
-        deadline: Instant,
-    ) -> Result<Secret, Failure> {
-        let deed = Deed { action, target, object, deadline };
-        self.run(deed, || calls::describe(object)).await
+    /// When the key is deleted, as far as KMS has told.
+    pub(crate) fn deletion(&self) -> Option<SystemTime> {
+        self.dying().0
+    }
+
+    /// What KMS refuses for the state of the key is looked at: the key may be about to be deleted,
+    /// which nobody should learn an hour later.
+    async fn looked_at<T>(&self, deed: Deed<'_>, result: Result<T, Failure>) -> Result<T, Failure> {
+        let now = Instant::now();
+        let last = self.dying().1;
+        match &result {
+            Ok(_) => self.dying().0 = None,
+            Err(failure)
+                if failure.is("KMSInvalidStateException")
+                    && last.is_none_or(|last| now - last > LOOK) =>
+            {
+                self.dying().1 = Some(now);
+                let _ = self.describe(deed.object, deed.deadline).await;
+            }
+            Err(_) => {}
+        }
+        result
+    }
+
+    fn dying(&self) -> MutexGuard<'_, (Option<SystemTime>, Option<Instant>)> {
+        self.dying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `kms:Encrypt`.
@@ -156,13 +193,20 @@ impl Client {
         &self,
         object: &str,
         plaintext: &[u8],
-        context: &BTreeMap<String, String>,
+        context: &HashMap<String, String>,
         deadline: Instant,
-    ) -> Result<Encrypted, Failure> {
-        let (action, target) = ("kms:Encrypt", "TrentService.Encrypt");
-        let deed = Deed { action, target, object, deadline };
-        let answer = self.run(deed, || calls::encrypt(object, plaintext, context)).await?;
-        calls::encrypted(answer.expose()).ok_or_else(|| deed.unreadable())
+    ) -> Result<EncryptOutput, Failure> {
+        let deed = Deed { action: "kms:Encrypt", object, deadline };
+        let send = || {
+            let call = self.kms.encrypt().key_id(object).plaintext(Blob::new(plaintext));
+            call.set_encryption_context(some(context)).send()
+        };
+        let answer = self.looked_at(deed, self.run(deed, send).await).await?;
+        let blob = answer.ciphertext_blob.as_ref();
+        if blob.is_none_or(|blob| blob.as_ref().is_empty()) {
+            return Err(deed.unreadable());
+        }
+        Ok(answer)
     }
 
     /// `kms:Decrypt`; without a key the ciphertext itself names it.
@@ -170,89 +214,119 @@ impl Client {
         &self,
         key: Option<&str>,
         blob: &[u8],
-        context: &BTreeMap<String, String>,
+        context: &HashMap<String, String>,
         deadline: Instant,
-    ) -> Result<Decrypted, Failure> {
-        let (action, target) = ("kms:Decrypt", "TrentService.Decrypt");
+    ) -> Result<DecryptOutput, Failure> {
         let object = key.unwrap_or("the key that the data names");
-        let deed = Deed { action, target, object, deadline };
-        let answer = self.run(deed, || calls::decrypt(key, blob, context)).await?;
-        calls::decrypted(answer.expose()).ok_or_else(|| deed.unreadable())
+        let deed = Deed { action: "kms:Decrypt", object, deadline };
+        let send = || {
+            let call = self.kms.decrypt().ciphertext_blob(Blob::new(blob));
+            call.set_key_id(key.map(str::to_owned)).set_encryption_context(some(context)).send()
+        };
+        let answer = self.looked_at(deed, self.run(deed, send).await).await?;
+        if answer.plaintext.is_none() {
+            return Err(deed.unreadable());
+        }
+        Ok(answer)
     }
 
     /// Makes a call with credentials that are good, and again with new ones if AWS says that
     /// they are not, or at another time if it says that ours is wrong.
-    async fn run(
+    pub(crate) async fn run<T, E, F>(
         &self,
         deed: Deed<'_>,
-        body: impl Fn() -> Option<Secret>,
-    ) -> Result<Secret, Failure> {
-        let work = async {
-            let (first, used) = self.once(deed, &body).await?;
-            let Err(refusal) = &first else { return Ok(first) };
-            if refusal.code().is_some_and(refusal::concerns_credentials) {
-                self.identity.refused(Some(&used)).await?;
-            } else if !refusal.is_of_clock() {
-                return Ok(first);
-            }
-            Ok((self.once(deed, &body).await?).0)
-        };
-        let limit = self.limit(deed.deadline);
-        let result = timeout_at(limit, work)
-            .await
-            .unwrap_or_else(|_| Err(Failure::from(refusal::slow(deed.action, deed.object))));
-        match result {
-            Ok(Ok(answer)) => {
-                if let Some(budget) = &self.budget {
-                    budget.succeeded();
-                }
-                Ok(answer)
-            }
-            Ok(Err(refusal)) => Err(self.counted(deed.failure(refusal))),
-            Err(failure) => Err(self.counted(failure)),
-        }
-    }
-
-    /// One request, and the access key that it was made with.
-    async fn once(
-        &self,
-        deed: Deed<'_>,
-        body: &impl Fn() -> Option<Secret>,
-    ) -> Result<(Result<Secret, Refusal>, String), Failure> {
-        let credentials = self.identity.credentials().await?;
-        let body = body().ok_or_else(|| {
-            Error::new(Kind::Bug, format!("{} cannot be written as JSON", deed.action))
-        })?;
-        let answer = self.wire.call(deed.target, body, &credentials).await;
-        Ok((answer, credentials.access_key_id().to_owned()))
-    }
-
-    fn limit(&self, deadline: Instant) -> Instant {
+        send: impl Fn() -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, SdkError<E, HttpResponse>>>,
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+    {
+        let account = &self.account;
         let now = Instant::now();
-        let left = deadline.saturating_duration_since(now);
-        now + self.attempt.unwrap_or_else(|| left.mul_f32(SHARE))
-    }
-
-    fn counted(&self, failure: Failure) -> Failure {
-        match &self.budget {
+        let left = deed.deadline.saturating_duration_since(now);
+        let limit = now + account.attempt.unwrap_or_else(|| left.mul_f32(SHARE));
+        let work = async {
+            let (used, skew) = (account.lease.get(limit).await?, account.skew());
+            let first = send().await;
+            let code = first.as_ref().err().and_then(|error| error.as_service_error()?.code());
+            let again = match code {
+                Some(code) if codes::concerns_credentials(code) => {
+                    let held = account.lease.held();
+                    let again =
+                        held.is_none_or(|held| !Arc::ptr_eq(&held, &used)) || account.may_replace();
+                    if again {
+                        account.lease.discard(&used);
+                        account.lease.get(limit).await?;
+                    }
+                    again
+                }
+                Some(code) if codes::concerns_clock(code) => {
+                    let now = account.skew();
+                    let learned = self.learned.swap(now, Ordering::Relaxed);
+                    now.abs_diff(skew) > SKEW || now.abs_diff(learned) > SKEW
+                }
+                Some(_) => false,
+                None => false,
+            };
+            Ok(if again { send().await } else { first })
+        };
+        let late = |_| Err(codes::slow(deed.action, deed.object));
+        let failure = match timeout_at(limit, work).await.unwrap_or_else(late) {
+            Ok(Ok(answer)) => {
+                account.budget.iter().for_each(Budget::succeeded);
+                return Ok(answer);
+            }
+            Ok(Err(error)) => Failure {
+                code: error.as_service_error().and_then(|error| error.code().map(str::to_owned)),
+                error: codes::explain(deed.action, deed.object, &error),
+            },
+            Err(error) => Failure { error, code: None },
+        };
+        Err(match &account.budget {
             Some(budget) => Failure { error: budget.failed(failure.error), ..failure },
             None => failure,
+        })
+    }
+}
+
+impl Account {
+    async fn new(config: &Config, files: &Files) -> Result<Self, Error> {
+        let settings = config.settings();
+        let http = connections(config, files)?;
+        let sdk = load(config, files, &http).await;
+        let region = sdk.region().map(ToString::to_string).ok_or_else(|| {
+            Error::new(Kind::Config, "the region of the key is not known")
+                .with_hint("set kek.region, name the key by its ARN, or set AWS_REGION")
+        })?;
+        let lease = sources::lease(config, files, &sdk, &http).await?;
+        let config = service(&sdk, &settings).credentials_provider(Leased(lease.clone()));
+        Ok(Self {
+            config: config.build(),
+            http,
+            lease,
+            budget: settings.retry_tokens().map(Budget::new),
+            attempt: settings.attempt_timeout(),
+            region,
+            replaced: Mutex::default(),
+        })
+    }
+
+    fn skew(&self) -> i64 {
+        self.http.clock().skew()
+    }
+
+    /// What is refused with fresh credentials is refused for another reason.
+    fn may_replace(&self) -> bool {
+        let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = replaced.is_none_or(|last| last.elapsed() > PACE);
+        if may {
+            *replaced = Some(Instant::now());
         }
+        may
     }
 }
 
 impl Deed<'_> {
-    fn failure(&self, refusal: Refusal) -> Failure {
-        let code = refusal.code().unwrap_or_default();
-        let (lacks_permission, wrong_key) =
-            (refusal::lacks_permission(code), code == "IncorrectKeyException");
-        let under_way = code == "ConflictException";
-        let renewable = refusal::concerns_credentials(code);
-        let error = refusal::explain(self.action, self.object, refusal);
-        let error = if renewable { error.after_reload() } else { error };
-        Failure { error, lacks_permission, wrong_key, under_way }
-    }
-
     fn unreadable(&self) -> Failure {
         let what = format!("{} on {} was answered with something else", self.action, self.object);
         Error::new(Kind::Unavailable, what)
@@ -261,9 +335,16 @@ impl Deed<'_> {
     }
 }
 
+impl Failure {
+    /// Whether KMS gave this code.
+    pub(crate) fn is(&self, code: &str) -> bool {
+        self.code.as_deref() == Some(code)
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { error, lacks_permission: false, wrong_key: false, under_way: false }
+        Self { error, code: None }
     }
 }
 
@@ -273,11 +354,55 @@ impl From<Failure> for Error {
     }
 }
 
+/// On whose behalf the key is used, as account and ARN: key policies may ask for it, so that AWS is
+/// no confused deputy.
+#[derive(Debug)]
+struct OnBehalf(String, String);
+
+impl Intercept for OnBehalf {
+    fn name(&self) -> &'static str {
+        "OnBehalf"
+    }
+
+    fn modify_before_signing(
+        &self,
+        context: &mut BeforeTransmitInterceptorContextMut<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let headers = context.request_mut().headers_mut();
+        headers.try_insert("x-amz-source-account", self.0.clone())?;
+        headers.try_insert("x-amz-source-arn", self.1.clone())?;
+        Ok(())
+    }
+}
+
+/// The service as the settings say, or variables and profile, or AWS's own rules.
+fn service(sdk: &SdkConfig, settings: &Settings) -> Builder {
+    let mut builder = Builder::from(sdk).identity_cache(IdentityCache::no_cache());
+    if settings.endpoint.is_some() {
+        builder.set_endpoint_url(settings.endpoint.clone());
+    }
+    builder.set_use_fips(settings.fips.or_else(|| sdk.use_fips()));
+    builder.set_use_dual_stack(settings.dualstack.or_else(|| sdk.use_dual_stack()));
+    match (settings.source_account(), &settings.source_arn) {
+        (Some(account), Some(arn)) => builder.interceptor(OnBehalf(account.into(), arn.clone())),
+        _ => builder,
+    }
+}
+
+fn some(context: &HashMap<String, String>) -> Option<HashMap<String, String>> {
+    (!context.is_empty()).then(|| context.clone())
+}
+
 /// What the SDK makes of the environment, the profile and our settings.
 async fn load(config: &Config, files: &Files, http: &Http) -> SdkConfig {
     let mut loader = aws_config::defaults(BehaviorVersion::latest())
         .http_client(http.clone())
-        .sleep_impl(TokioSleep::new());
+        .sleep_impl(TokioSleep::new())
+        .retry_config(RetryConfig::disabled())
+        .timeout_config(TimeoutConfig::disabled())
+        .stalled_stream_protection(StalledStreamProtectionConfig::disabled());
     if let Ok(name) = AppName::new(format!("sidekey-{}", sidekey_core::VERSION)) {
         loader = loader.app_name(name);
     }
@@ -286,102 +411,33 @@ async fn load(config: &Config, files: &Files, http: &Http) -> SdkConfig {
     }
     let credentials = config.credentials();
     if credentials.has_files() {
-        let mut contents = EnvConfigFiles::builder();
-        let both: [(_, &Option<PathBuf>); 2] = [
-            (EnvConfigFileKind::Config, &credentials.config_file),
-            (EnvConfigFileKind::Credentials, &credentials.shared_credentials_file),
-        ];
-        for (kind, path) in both {
-            let secret = path.as_deref().and_then(|path| files.secret(path).ok());
-            if let Some(text) = secret.and_then(|secret| secret.as_text()) {
-                contents = contents.with_contents(kind, text);
-            }
-        }
-        loader = loader.profile_files(contents.build());
+        loader = loader.profile_files(sources::profile_files(&credentials, files));
         loader = loader.profile_name(credentials.profile.as_deref().unwrap_or("default"));
     }
     loader.load().await
 }
 
-/// Where KMS is: as the settings say, or variables and profile, or AWS's own rules.
-async fn endpoint(settings: &Settings, sdk: &SdkConfig, region: &str) -> Result<String, Error> {
-    let bad = |error: &dyn std::error::Error| {
-        Error::new(Kind::Config, format!("there is no endpoint of KMS for {region}: {error}"))
-            .with_hint("check kek.region, settings.fips and settings.dualstack")
-    };
-    let key = ServiceConfigKey::builder()
-        .service_id("KMS")
-        .env("AWS_ENDPOINT_URL")
-        .profile("endpoint_url")
-        .build()
-        .map_err(|error| bad(&error))?;
-    let named = || sdk.service_config().and_then(|service| service.load_config(key));
-    let url = settings.endpoint.clone().or_else(named);
-    let url = url.or_else(|| sdk.endpoint_url().map(str::to_owned));
-    let params = Params::builder()
-        .region(region)
-        .set_endpoint(url)
-        .set_use_fips(settings.fips.or_else(|| sdk.use_fips()))
-        .set_use_dual_stack(settings.dualstack.or_else(|| sdk.use_dual_stack()))
-        .build()
-        .map_err(|error| bad(&error))?;
-    let found = DefaultResolver::new().resolve_endpoint(&params).await;
-    found.map(|endpoint| endpoint.url().to_owned()).map_err(|error| bad(&*error))
-}
-
-/// Connections that trust what `config` says, shared with every client that trusts the same.
+/// Connections that trust what `config` says, shared with every account that trusts the same.
 fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
     let (settings, environment) = (config.settings(), Environment::process());
-    let bundle = config.ca_bundle(&environment);
-    let bundle = bundle.map(|path| files.secret(&path)).transpose()?;
-    let trust = Trust {
+    let path = config.ca_bundle(&environment);
+    let bundle = path.as_deref().map(|path| files.secret(path)).transpose()?;
+    let ways = Ways {
         bundle: bundle.map(|bundle| sidekey_core::sha256(bundle.expose())),
         connect_timeout: settings.connect_timeout(),
-        proxy: settings.proxy.clone().or_else(|| environment.proxy()),
+        proxy: settings.proxy.clone(),
     };
-    if let Some(http) = CONNECTIONS.find(&trust) {
+    if let Some(http) = CONNECTIONS.find(&ways) {
         return Ok(http);
     }
-    let direct = environment.no_proxy().unwrap_or_default();
-    let proxy = trust.proxy.as_deref();
-    let proxy =
-        proxy.map(|url| Proxy::parse(url, &direct).unwrap_or_else(|| Proxy::unusable(&direct)));
-    let ways = Ways::new(tls::client(bundle)?, trust.connect_timeout, proxy);
-    let http = Arc::new(Http::new(ways));
-    CONNECTIONS.keep(trust, &http);
+    // Bundles of the system, too, are given here, and hold certificates that no TLS library takes.
+    let path: Option<&Path> = path.as_deref();
+    let trust = Trust::new(path, Unusable::Skip, None, files, "settings.caBundle")?;
+    let limits = Limits { connect: ways.connect_timeout, answer: MAX_ANSWER, ..Limits::default() };
+    let http = Arc::new(Http::new(&trust, Proxy::new(ways.proxy.as_deref()), limits));
+    CONNECTIONS.keep(ways, &http);
     Ok(http)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn the_endpoint_is_the_one_that_is_named_or_the_one_that_aws_has_there() {
-        let sdk = SdkConfig::builder().build();
-        let find = async |settings: serde_json::Value, region: &str| {
-            let settings: Settings = serde_json::from_value(settings).unwrap();
-            endpoint(&settings, &sdk, region).await.map_err(|error| error.kind())
-        };
-        let json = |text: &str| serde_json::from_str(text).unwrap();
-        let cases = [
-            ("{}", "eu-west-1", "https://kms.eu-west-1.amazonaws.com"),
-            ("{}", "cn-north-1", "https://kms.cn-north-1.amazonaws.com.cn"),
-            (r#"{"fips": true}"#, "us-gov-west-1", "https://kms-fips.us-gov-west-1.amazonaws.com"),
-            (r#"{"dualstack": true}"#, "us-east-1", "https://kms.us-east-1.api.aws"),
-            (
-                r#"{"fips": true, "dualstack": true}"#,
-                "us-east-1",
-                "https://kms-fips.us-east-1.api.aws",
-            ),
-            (r#"{"endpoint": "https://vpce-1.kms:8443"}"#, "us-east-1", "https://vpce-1.kms:8443"),
-        ];
-        for (settings, region, expected) in cases {
-            let found = find(json(settings), region).await;
-            assert_eq!(found.as_deref(), Ok(expected), "{settings} in {region}");
-        }
-        // A URL is no name that could be turned into another one.
-        let both = json(r#"{"endpoint": "https://vpce-1.kms", "fips": true}"#);
-        assert_eq!(find(both, "us-east-1").await, Err(Kind::Config));
-    }
-}
+mod tests;

@@ -1,17 +1,19 @@
 //! One key of the configuration: `kek`, `settings` and `credentials`.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
 use sidekey_core::Files;
 use sidekey_core::config::{Problems, fields, parse_duration};
+use sidekey_rest::files::check_absolute;
+use sidekey_rest::{Address, Proxy};
 
 use crate::arn::KeyName;
-use crate::environment::Environment;
-use crate::http::proxy::Proxy;
+use crate::dropin::environment::Environment;
 use crate::profile::Profiles;
+use crate::sources;
 
 /// AWS allows no larger one, and it is part of every call.
 const MAX_CONTEXT: usize = 8 * 1024;
@@ -52,6 +54,7 @@ pub(crate) struct Settings {
     #[serde(deserialize_with = "fields::text")]
     attempt_timeout: Option<String>,
     retry_tokens: Option<u32>,
+    allow_plaintext: Option<bool>,
 }
 
 /// Who we are, by files alone; without any of it, the SDK's own chain decides.
@@ -95,52 +98,42 @@ impl Config {
 
     /// The files that a client is made of.
     pub(crate) fn files(&self, environment: &Environment) -> Vec<PathBuf> {
-        let credentials = self.credentials();
-        let own = [
-            credentials.shared_credentials_file,
-            credentials.config_file,
-            credentials.web_identity_token_file,
-            credentials.access_key_id_file,
-            credentials.secret_access_key_file,
-            credentials.session_token_file,
-        ];
-        let mut files: Vec<PathBuf> = own.into_iter().flatten().collect();
-        if self.uses_chain() {
-            files.extend(environment.credential_files());
-        }
+        let mut files = self.credential_files(environment);
         files.extend(self.ca_bundle(environment));
         files
     }
 
-    /// The token files that the profile in use names.
-    pub(crate) fn named_files(&self, files: &Files, environment: &Environment) -> Vec<PathBuf> {
-        self.with_profile(files, environment, |profiles, name| profiles.token_files(name))
-            .unwrap_or_default()
+    /// Those that credentials are made of.
+    pub(crate) fn credential_files(&self, environment: &Environment) -> Vec<PathBuf> {
+        let credentials = self.credentials();
+        if credentials.is_chain() {
+            return environment.credential_files();
+        }
+        let files = credentials.paths().into_iter().filter_map(|(_, path)| path.clone());
+        files.collect()
     }
 
-    /// Looks into the profile in use; `None` where profiles do not count.
-    pub(crate) fn with_profile<T>(
-        &self,
-        files: &Files,
-        environment: &Environment,
-        look: impl FnOnce(&Profiles<'_>, &str) -> T,
-    ) -> Option<T> {
+    /// The token files that the profile in use names.
+    pub(crate) fn named_files(&self, files: &Files, environment: &Environment) -> Vec<PathBuf> {
+        let profiles = self.profiles(files, environment);
+        profiles.map(|profiles| profiles.token_files()).unwrap_or_default()
+    }
+
+    /// The profiles, where they count.
+    pub(crate) fn profiles(&self, files: &Files, environment: &Environment) -> Option<Profiles> {
         let credentials = self.credentials();
-        let (config, shared, name) = if credentials.has_files() {
-            let Credentials { config_file, shared_credentials_file, profile, .. } = credentials;
-            (config_file, shared_credentials_file, profile)
-        } else if credentials.is_chain() && !environment.has_static_keys() {
-            (environment.config_file(), environment.shared_file(), environment.profile())
-        } else {
+        if credentials.has_files() {
+            let contents = sources::profile_files(&credentials, files);
+            return Profiles::new(&contents, credentials.profile.as_deref().unwrap_or("default"));
+        }
+        if !credentials.is_chain() || environment.has_static_keys() {
             return None;
-        };
-        let text = |path: Option<PathBuf>| {
-            let path = path.and_then(|path| std::path::absolute(path).ok());
-            let secret = path.as_deref().and_then(|path| files.secret(path).ok());
-            secret.and_then(|secret| secret.as_text().map(str::to_owned)).unwrap_or_default()
-        };
-        let (config, shared) = (text(config), text(shared));
-        Some(look(&Profiles::new(&config, &shared), name.as_deref().unwrap_or("default")))
+        }
+        let absolute = |path: PathBuf| std::path::absolute(path).ok();
+        let both = [environment.config_file(), environment.shared_file()];
+        let [config, shared] = both.map(|path| path.and_then(absolute));
+        let contents = sources::contents((config.as_ref(), shared.as_ref()), files);
+        Profiles::new(&contents, environment.profile().as_deref().unwrap_or("default"))
     }
 
     /// The key, as it is named.
@@ -155,7 +148,7 @@ impl Config {
     }
 
     /// What every ciphertext is bound to.
-    pub(crate) fn encryption_context(&self) -> BTreeMap<String, String> {
+    pub(crate) fn encryption_context(&self) -> HashMap<String, String> {
         let context = self.kek.as_ref().and_then(|kek| kek.encryption_context.clone());
         let context = context.unwrap_or_default().into_iter();
         context.filter_map(|(name, value)| Some((name, value?))).collect()
@@ -169,11 +162,6 @@ impl Config {
     /// `credentials`, or none of them.
     pub(crate) fn credentials(&self) -> Credentials {
         self.credentials.clone().unwrap_or_default()
-    }
-
-    /// Whether the SDK's own chain finds the credentials.
-    pub(crate) fn uses_chain(&self) -> bool {
-        self.credentials().is_chain()
     }
 
     /// The CA bundle, by whomever it is named.
@@ -202,27 +190,29 @@ impl Settings {
     fn check(&self, problems: &mut Problems) {
         let urls = [("endpoint", &self.endpoint), ("stsEndpoint", &self.sts_endpoint)];
         for (field, url) in urls {
-            let sound = |url: &String| {
-                let uri = url.parse::<http::Uri>().ok()?;
-                let scheme = uri.scheme_str()?;
-                (matches!(scheme, "http" | "https") && uri.host().is_some()).then_some(())
-            };
-            if url.as_ref().is_some_and(|url| sound(url).is_none()) {
-                let path = format!("settings.{field}");
-                problems.add(&path, "is no URL: write https://host[:port]");
+            let path = format!("settings.{field}");
+            match url.as_deref().map(Address::parse) {
+                Some(Ok(Address::Unix(_)) | Err(_)) => {
+                    problems.add(&path, "is no URL: write https://host[:port]");
+                }
+                Some(Ok(address)) => {
+                    let allowed = self.allow_plaintext.unwrap_or(false);
+                    address.check_exposed(&path, allowed, problems);
+                }
+                None => {}
             }
         }
         if self.source_arn.is_some() && self.source_account().is_none() {
             problems.add("settings.sourceArn", "is no ARN with an account in it");
         }
         let proxy = self.proxy.as_deref();
-        if proxy.is_some_and(|url| Proxy::parse(url, "").is_none()) {
+        if proxy.is_some_and(|url| !Proxy::is_usable(url)) {
             problems.add("settings.proxy", "is no proxy: write http://host:port");
         } else if proxy.is_some_and(|url| url.contains('@')) {
             // Settings are logged.
             problems.add("settings.proxy", "holds a password: set HTTPS_PROXY in its place");
         }
-        absolute("settings.caBundle", self.ca_bundle.as_deref(), problems);
+        check_absolute(&[("settings.caBundle", self.ca_bundle.as_deref())], problems);
         for (field, text) in [
             ("settings.connectTimeout", &self.connect_timeout),
             ("settings.attemptTimeout", &self.attempt_timeout),
@@ -259,16 +249,7 @@ impl Settings {
 impl Credentials {
     fn check(&self, problems: &mut Problems) {
         problems.within("credentials", |problems| {
-            for (field, path) in [
-                ("sharedCredentialsFile", &self.shared_credentials_file),
-                ("configFile", &self.config_file),
-                ("webIdentityTokenFile", &self.web_identity_token_file),
-                ("accessKeyIdFile", &self.access_key_id_file),
-                ("secretAccessKeyFile", &self.secret_access_key_file),
-                ("sessionTokenFile", &self.session_token_file),
-            ] {
-                absolute(field, path.as_deref(), problems);
-            }
+            check_absolute(&self.paths().map(|(field, path)| (field, path.as_deref())), problems);
             let ways = [
                 ("sharedCredentialsFile", self.has_files()),
                 ("accessKeyIdFile", self.access_key_id_file.is_some()),
@@ -307,6 +288,18 @@ impl Credentials {
         }
     }
 
+    /// Its files, by their fields.
+    fn paths(&self) -> [(&'static str, &Option<PathBuf>); 6] {
+        [
+            ("sharedCredentialsFile", &self.shared_credentials_file),
+            ("configFile", &self.config_file),
+            ("webIdentityTokenFile", &self.web_identity_token_file),
+            ("accessKeyIdFile", &self.access_key_id_file),
+            ("secretAccessKeyFile", &self.secret_access_key_file),
+            ("sessionTokenFile", &self.session_token_file),
+        ]
+    }
+
     /// Whether profiles come from files that are named here.
     pub(crate) fn has_files(&self) -> bool {
         self.shared_credentials_file.is_some() || self.config_file.is_some()
@@ -323,12 +316,6 @@ impl Credentials {
 /// What [`Settings::check`] has found sound.
 fn time(text: &Option<String>) -> Option<Duration> {
     text.as_deref().and_then(|text| parse_duration(text).ok())
-}
-
-fn absolute(field: &str, path: Option<&Path>, problems: &mut Problems) {
-    if path.is_some_and(|path| !path.is_absolute()) {
-        problems.add(field, "must be an absolute path");
-    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! The key behind the configured name: which one it is, and which key material it has now.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+use aws_sdk_kms::types::{KeyMetadata, KeySpec, KeyState, KeyUsageType};
 use sidekey_core::{Error, Kind, Secret};
 
 use crate::arn::{KeyArn, KeyName};
-use crate::calls::Metadata;
 use crate::client::{Client, Failure};
 use crate::key_id::{Version, is_material};
 use crate::own_deadline;
@@ -45,7 +45,7 @@ impl Kek {
     pub(crate) async fn find(
         client: &Client,
         name: &KeyName,
-        context: &BTreeMap<String, String>,
+        context: &HashMap<String, String>,
         before: Option<&Self>,
         same_configuration: bool,
     ) -> Result<Self, Error> {
@@ -58,7 +58,9 @@ impl Kek {
         }
         let described = match client.describe(&name.to_string(), own_deadline()).await {
             Ok(metadata) => Some(Described::new(name, metadata)?),
-            Err(failure) if failure.lacks_permission => None,
+            Err(failure) if failure.is("AccessDeniedException") || failure.is("AccessDenied") => {
+                None
+            }
             Err(failure) => return Err(failure.error),
         };
         let arn = match (&described, name) {
@@ -99,7 +101,7 @@ impl Kek {
         &self,
         client: &Client,
         name: &KeyName,
-        context: &BTreeMap<String, String>,
+        context: &HashMap<String, String>,
     ) -> Result<Self, Error> {
         if self.fresh || (matches!(self.material, Material::Unknown(_)) && !name.is_alias()) {
             return Ok(Self { fresh: false, ..self.clone() });
@@ -171,7 +173,7 @@ impl Kek {
         &self,
         client: &Client,
         name: &KeyName,
-        context: &BTreeMap<String, String>,
+        context: &HashMap<String, String>,
         arn: KeyArn,
         described: Result<Described, Error>,
     ) -> Result<Self, Error> {
@@ -216,19 +218,18 @@ struct Described {
 }
 
 impl Described {
-    fn new(name: &KeyName, metadata: Metadata) -> Result<Self, Error> {
-        let symmetric = metadata.key_spec.is_none_or(|spec| spec == "SYMMETRIC_DEFAULT")
-            && metadata.key_usage.is_none_or(|usage| usage == "ENCRYPT_DECRYPT");
+    fn new(name: &KeyName, metadata: KeyMetadata) -> Result<Self, Error> {
+        let symmetric = metadata.key_spec.is_none_or(|spec| spec == KeySpec::SymmetricDefault)
+            && metadata.key_usage.is_none_or(|usage| usage == KeyUsageType::EncryptDecrypt);
         if !symmetric {
             return Err(Error::new(Kind::Config, format!("{name} is not a symmetric key"))
                 .with_hint(
                     "only keys of spec SYMMETRIC_DEFAULT and usage ENCRYPT_DECRYPT can be used",
                 ));
         }
-        if let Some((state, hint)) = metadata.key_state.as_deref().and_then(unusable) {
-            let date = metadata.deletion_date.filter(|date| (0.0..1e11).contains(date));
-            let until = date.map_or(String::new(), |date| {
-                let date = SystemTime::UNIX_EPOCH + Duration::from_secs_f64(date);
+        if let Some((state, hint)) = metadata.key_state.as_ref().and_then(unusable) {
+            let date = metadata.deletion_date.and_then(|date| SystemTime::try_from(date).ok());
+            let until = date.map_or_else(String::new, |date| {
                 format!(", to be deleted at {}", sidekey_core::time(date))
             });
             let what = format!("{name} is {state}{until}");
@@ -244,14 +245,14 @@ impl Described {
 }
 
 /// States in which neither Encrypt nor Decrypt works, and what to do about them.
-fn unusable(state: &str) -> Option<(&'static str, &'static str)> {
+fn unusable(state: &KeyState) -> Option<(&'static str, &'static str)> {
     match state {
-        "Disabled" => Some(("disabled", "enable it, as by `aws kms enable-key`")),
-        "PendingDeletion" | "PendingReplicaDeletion" => Some((
+        KeyState::Disabled => Some(("disabled", "enable it, as by `aws kms enable-key`")),
+        KeyState::PendingDeletion | KeyState::PendingReplicaDeletion => Some((
             "pending deletion",
             "all data under it is lost with it: `aws kms cancel-key-deletion`, then enable-key",
         )),
-        "PendingImport" => {
+        KeyState::PendingImport => {
             Some(("without key material", "import the key material, it may have expired"))
         }
         _ => None,
@@ -262,12 +263,12 @@ fn unusable(state: &str) -> Option<(&'static str, &'static str)> {
 async fn by_encrypting(
     client: &Client,
     name: &KeyName,
-    context: &BTreeMap<String, String>,
+    context: &HashMap<String, String>,
 ) -> Result<KeyArn, Error> {
     let sample = Secret::random(32)?;
     let answer =
         client.encrypt(&name.to_string(), sample.expose(), context, own_deadline()).await?;
-    answer.key.as_deref().and_then(KeyArn::parse).ok_or_else(|| {
+    answer.key_id().and_then(KeyArn::parse).ok_or_else(|| {
         Error::new(Kind::Config, format!("what {name} stands for cannot be found out"))
             .with_hint("allow kms:DescribeKey on the key, or name the key by its ARN")
     })
@@ -276,12 +277,13 @@ async fn by_encrypting(
 async fn round_trip(
     client: &Client,
     arn: &KeyArn,
-    context: &BTreeMap<String, String>,
+    context: &HashMap<String, String>,
 ) -> Result<(), Error> {
     let (key, sample) = (arn.to_string(), Secret::random(32)?);
     let wrapped = client.encrypt(&key, sample.expose(), context, own_deadline()).await?;
-    let back = client.decrypt(Some(&key), &wrapped.blob, context, own_deadline()).await?;
-    if back.plaintext == sample {
+    let blob = wrapped.ciphertext_blob.unwrap_or_default();
+    let back = client.decrypt(Some(&key), blob.as_ref(), context, own_deadline()).await?;
+    if Secret::new(back.plaintext.unwrap_or_default().into_inner()) == sample {
         return Ok(());
     }
     Err(Error::new(Kind::Bug, format!("{arn} unwraps something else than what it wrapped")))

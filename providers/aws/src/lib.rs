@@ -22,43 +22,37 @@
 //! and region, so that is how far a key_id can lead.
 
 mod arn;
-mod calls;
 mod client;
-mod commands;
+mod codes;
 mod config;
-mod environment;
-mod http;
-mod identity;
+mod dropin;
+
 mod kek;
 mod key_id;
 mod profile;
-mod refusal;
-mod retries;
+
 mod rotate;
-mod shared;
-mod sign;
 mod sources;
 #[cfg(test)]
 mod testing;
-mod wire;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use sidekey_core::config::Problems;
-use sidekey_core::{Call, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
+use sidekey_core::{Call, Deletion, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
 use tokio::time::Instant;
 
 use crate::arn::{KeyArn, KeyName};
 use crate::client::Client;
-use crate::environment::Environment;
+use crate::dropin::environment::Environment;
 use crate::kek::{Kek, Material};
 use crate::key_id::{Target, Version};
 
-pub use commands::Flags;
 pub use config::Config;
+pub use dropin::Flags;
 
 /// The first byte of every ciphertext, as the replaced plugin writes and wants it.
 const FORMAT: u8 = b'1';
@@ -68,10 +62,10 @@ const OWN_TIME: Duration = Duration::from_secs(10);
 /// One key at AWS KMS.
 pub struct Aws {
     config: Config,
-    client: Arc<Client>,
+    client: Client,
     /// The key as configured, in the region of the client.
     name: KeyName,
-    context: BTreeMap<String, String>,
+    context: HashMap<String, String>,
     /// The key that it stands for now.
     kek: Mutex<Kek>,
 }
@@ -103,7 +97,7 @@ impl Provider for Aws {
         files: &Files,
         previous: Option<&Self>,
     ) -> Result<Self, Error> {
-        let client = Client::shared(config, files).await?;
+        let client = Client::new(config, files).await?;
         let name = config.key().ok_or_else(|| Error::new(Kind::Config, "no key is set"))?;
         let name = name.in_region(client.region());
         let context = config.encryption_context();
@@ -132,10 +126,11 @@ impl Provider for Aws {
         })?;
         let key = version.arn.to_string();
         let answer = self.client.encrypt(&key, plaintext, &self.context, call.deadline).await?;
-        same_key("kms:Encrypt", &key, answer.key.as_deref())?;
-        let mut ciphertext = Vec::with_capacity(1 + answer.blob.len());
+        same_key("kms:Encrypt", &key, answer.key_id())?;
+        let blob = answer.ciphertext_blob.unwrap_or_default().into_inner();
+        let mut ciphertext = Vec::with_capacity(1 + blob.len());
         ciphertext.push(FORMAT);
-        ciphertext.extend_from_slice(&answer.blob);
+        ciphertext.extend_from_slice(&blob);
         let (key_id, annotations) = (key_id.clone(), BTreeMap::new());
         Ok(Sealed { key_id, ciphertext: ciphertext.into(), annotations })
     }
@@ -162,7 +157,11 @@ impl Provider for Aws {
     }
 
     fn expiry(&self) -> Option<SystemTime> {
-        self.client.identity().expiry()
+        self.client.account.lease.expiry()
+    }
+
+    fn deletion(&self) -> Deletion {
+        Deletion { at: self.client.deletion(), allowed: None }
     }
 
     fn note(&self) -> Option<String> {
@@ -197,19 +196,23 @@ impl Aws {
         };
         let (context, deadline) = (&self.context, call.deadline);
         let answer = match self.client.decrypt(Some(&key), blob, context, deadline).await {
-            Err(failure) if failure.wrong_key && matches!(target, Target::OrNeighbour(_)) => {
+            Err(failure)
+                if failure.is("IncorrectKeyException")
+                    && matches!(target, Target::OrNeighbour(_)) =>
+            {
                 let answer = self.client.decrypt(None, blob, context, deadline).await?;
-                neighbour(&key, answer.key.as_deref())?;
+                neighbour(&key, answer.key_id())?;
                 answer
             }
             result => {
                 let answer = result?;
-                same_key("kms:Decrypt", &key, answer.key.as_deref())?;
+                same_key("kms:Decrypt", &key, answer.key_id())?;
                 answer
             }
         };
-        let material = answer.material.filter(|material| key_id::is_material(material));
-        Ok(Unwrapped { plaintext: answer.plaintext, material })
+        let material = answer.key_material_id.filter(|material| key_id::is_material(material));
+        let plaintext = Secret::new(answer.plaintext.unwrap_or_default().into_inner());
+        Ok(Unwrapped { plaintext, material })
     }
 }
 

@@ -1,9 +1,13 @@
-//! The little that must be known of profile files before the SDK reads them: whether the profile
-//! in use takes its role by a token file, as HyperShift's does. Such a file is watched like the
-//! others, and the token is taken from the same reading of all files, never half-written.
+//! What a profile says of the token file that it takes its role by, as HyperShift's does, by the
+//! SDK's own reading of it: such a file is watched like the others.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use aws_config::profile::ProfileSet;
+use aws_runtime::env_config::file::EnvConfigFiles;
+use aws_types::os_shim_internal::{Env, Fs};
 
 /// Longest chain of `source_profile`.
 const MAX_CHAIN: usize = 8;
@@ -26,86 +30,69 @@ pub(crate) struct WebIdentity {
     pub(crate) session_name: Option<String>,
 }
 
-/// The settings of each profile, by its name.
-pub(crate) struct Profiles<'a>(BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>);
+/// All profiles, and the name of the one in use.
+pub(crate) struct Profiles(ProfileSet, String);
 
-impl<'a> Profiles<'a> {
-    /// Reads both files; what is in neither is as good as an empty one.
-    pub(crate) fn new(config: &'a str, shared: &'a str) -> Self {
-        let mut profiles = Self(BTreeMap::new());
-        profiles.read(config, true);
-        profiles.read(shared, false);
-        profiles
+impl Profiles {
+    /// Reads what is in memory, so that nothing is waited for. What the SDK cannot read it will
+    /// refuse itself, and say why.
+    pub(crate) fn new(contents: &EnvConfigFiles, name: &str) -> Option<Self> {
+        let (fs, env) = (Fs::real(), Env::from_slice(&[]));
+        let name = name.to_owned();
+        let load = pin!(aws_config::profile::load(&fs, &env, contents, Some(name.clone().into())));
+        match load.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(profiles)) => Some(Self(profiles, name)),
+            _ => None,
+        }
     }
 
-    /// The token files that `profile` needs, by itself and by the profiles that it builds on.
-    pub(crate) fn token_files(&self, profile: &str) -> Vec<PathBuf> {
-        let mut files = Vec::new();
-        let mut name = profile;
-        for _ in 0..MAX_CHAIN {
-            let Some(profile) = self.0.get(name) else { break };
-            files.extend(profile.get("web_identity_token_file").map(PathBuf::from));
-            match profile.get("source_profile") {
-                Some(source) if *source != name => name = source,
-                _ => break,
-            }
-        }
-        files.retain(|path| path.is_absolute());
+    /// The token files that the profile needs, by itself and by the profiles that it builds on.
+    pub(crate) fn token_files(&self) -> Vec<PathBuf> {
+        let first = self.0.get_profile(&self.1);
+        let chain = std::iter::successors(first, |profile| {
+            self.0.get_profile(profile.get("source_profile")?)
+        });
+        let files = chain.take(MAX_CHAIN).filter_map(|profile| {
+            profile.get("web_identity_token_file").map(PathBuf::from).filter(|p| p.is_absolute())
+        });
+        let mut files: Vec<_> = files.collect();
+        files.dedup();
         files
     }
 
-    /// The role that `profile` itself takes with a token.
-    pub(crate) fn web_identity(&self, profile: &str) -> Option<WebIdentity> {
-        let profile = self.0.get(profile)?;
-        let token_file = PathBuf::from(*profile.get("web_identity_token_file")?);
-        let role_arn = (*profile.get("role_arn")?).to_owned();
-        let session_name = profile.get("role_session_name").map(|name| (*name).to_owned());
-        let alone = !profile.contains_key("source_profile") && token_file.is_absolute();
+    /// The role that the profile itself takes with a token.
+    pub(crate) fn web_identity(&self) -> Option<WebIdentity> {
+        let profile = self.0.get_profile(&self.1)?;
+        let token_file = PathBuf::from(profile.get("web_identity_token_file")?);
+        let role_arn = profile.get("role_arn")?.to_owned();
+        let session_name = profile.get("role_session_name").map(str::to_owned);
+        let alone = profile.get("source_profile").is_none() && token_file.is_absolute();
         alone.then_some(WebIdentity { role_arn, token_file, session_name })
     }
 
-    /// Whether the SDK would take credentials from `profile`.
-    pub(crate) fn has_credentials(&self, profile: &str) -> bool {
-        let profile = self.0.get(profile);
-        profile.is_some_and(|profile| SOURCES.iter().any(|name| profile.contains_key(name)))
-    }
-
-    /// Later files win, as they do in the SDK.
-    fn read(&mut self, text: &'a str, is_config: bool) {
-        let mut section: Option<&str> = None;
-        for line in text.lines() {
-            if line.starts_with([' ', '\t']) {
-                // A nested setting: none that matters here.
-                continue;
-            }
-            let line = line.trim();
-            if let Some(title) = line.strip_prefix('[') {
-                section = title.split_once(']').and_then(|(title, _)| name(title, is_config));
-            } else if let (Some(section), Some((key, value))) = (section, line.split_once('=')) {
-                let comment = [" #", " ;", "\t#", "\t;"].iter().filter_map(|mark| value.find(mark));
-                let value = comment.min().map_or(value, |end| &value[..end]);
-                self.0.entry(section).or_default().insert(key.trim(), value.trim());
-            }
-        }
-    }
-}
-
-/// `[profile x]` in the config file, `[x]` in the credentials file, `[default]` in both.
-fn name(title: &str, is_config: bool) -> Option<&str> {
-    let title = title.trim();
-    match title.strip_prefix("profile").filter(|rest| rest.starts_with([' ', '\t'])) {
-        Some(name) => Some(name.trim()),
-        None if is_config && title != "default" => None,
-        None => Some(title),
+    /// Whether the SDK would take credentials from it.
+    pub(crate) fn has_credentials(&self) -> bool {
+        let profile = self.0.get_profile(&self.1);
+        profile.is_some_and(|profile| SOURCES.iter().any(|name| profile.get(name).is_some()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use aws_runtime::env_config::file::EnvConfigFileKind;
+
     use super::*;
 
+    fn profiles(config: &str, shared: &str, profile: &str) -> Profiles {
+        let contents = EnvConfigFiles::builder()
+            .with_contents(EnvConfigFileKind::Config, config)
+            .with_contents(EnvConfigFileKind::Credentials, shared)
+            .build();
+        Profiles::new(&contents, profile).unwrap()
+    }
+
     fn files(config: &str, shared: &str, profile: &str) -> Vec<String> {
-        let found = Profiles::new(config, shared).token_files(profile);
+        let found = profiles(config, shared, profile).token_files();
         found.into_iter().map(|path| path.display().to_string()).collect()
     }
 
@@ -116,7 +103,7 @@ mod tests {
             sts_regional_endpoints = regional\nregion = us-east-1";
         let expected = ["/var/run/secrets/openshift/serviceaccount/token"];
         assert_eq!(files("", text, "default"), expected);
-        let identity = Profiles::new("", text).web_identity("default");
+        let identity = profiles("", text, "default").web_identity();
         let identity = identity.map(|identity| (identity.role_arn, identity.token_file));
         assert_eq!(identity, Some(("arn:aws:iam::1:role/kms".to_owned(), expected[0].into())));
     }

@@ -3,12 +3,9 @@
 use sidekey_core::{Error, Kind, Rotate};
 use tokio::time::Instant;
 
-use crate::calls;
+use crate::client::Deed;
 use crate::kek::Material;
 use crate::{Aws, own_deadline};
-
-const ROTATE: (&str, &str) = ("kms:RotateKeyOnDemand", "TrentService.RotateKeyOnDemand");
-const STATUS: (&str, &str) = ("kms:GetKeyRotationStatus", "TrentService.GetKeyRotationStatus");
 
 impl Rotate for Aws {
     /// AWS begins, and is done a while later. It counts rotations, and allows few of them: while
@@ -23,9 +20,13 @@ impl Rotate for Aws {
         if self.is_rotating(&kek.text).await? {
             return Ok(());
         }
-        match self.client.on_key(ROTATE, &kek.text, own_deadline()).await {
+        let (action, deadline) = ("kms:RotateKeyOnDemand", own_deadline());
+        let deed = Deed { action, object: &kek.text, deadline };
+        let kms = self.client.kms();
+        let send = || kms.rotate_key_on_demand().key_id(&*kek.text).send();
+        match self.client.run(deed, send).await {
             Ok(_) => Ok(()),
-            Err(failure) if failure.under_way => Ok(()),
+            Err(failure) if failure.is("ConflictException") => Ok(()),
             Err(failure) => Err(failure.error),
         }
     }
@@ -34,39 +35,14 @@ impl Rotate for Aws {
 impl Aws {
     /// Whether AWS says that it is at it; who may not know that asks.
     async fn is_rotating(&self, key: &str) -> Result<bool, Error> {
-        match self.client.on_key(STATUS, key, own_deadline()).await {
-            Ok(answer) => Ok(calls::is_rotating(answer.expose()).unwrap_or(false)),
+        let (action, deadline) = ("kms:GetKeyRotationStatus", own_deadline());
+        let kms = self.client.kms();
+        let send = || kms.get_key_rotation_status().key_id(key).send();
+        match self.client.run(Deed { action, object: key, deadline }, send).await {
+            Ok(status) => Ok(status.on_demand_rotation_start_date.is_some()),
             Err(failure) if failure.error.kind().is_transient() => Err(failure.error),
             Err(_) => Ok(false),
         }
-    }
-}
-
-/// What codes mean when new material was asked for, where that is not what they mean elsewhere.
-pub(crate) fn meaning(action: &str, code: &str) -> Option<(Kind, &'static str)> {
-    if action != ROTATE.0 {
-        return None;
-    }
-    match code {
-        "LimitExceededException" => Some((
-            Kind::KeyState,
-            "AWS allows each key a fixed number of rotations on demand, and this one has had \
-             them: turn on its automatic rotation, or give the control plane a new key",
-        )),
-        "AccessDeniedException" | "AccessDenied" => Some((
-            Kind::Denied,
-            "allow kms:RotateKeyOnDemand on this key in the role's policy and in the key's; \
-             serving does not need it",
-        )),
-        "UnsupportedOperationException" => Some((
-            Kind::Config,
-            "keys in custom key stores and managed by AWS cannot be rotated on demand, and of a \
-             multi-region key only the primary: ask in its region",
-        )),
-        "ConflictException" => {
-            Some((Kind::Unavailable, "a rotation is under way, or begins within 20 minutes"))
-        }
-        _ => None,
     }
 }
 

@@ -1,27 +1,52 @@
 //! Where credentials come from: the files that the configuration names, or the SDK's own chain
-//! (variables, profile, token, container, instance).
+//! (variables, profile, token, container, instance). A [`Lease`] keeps them.
+//!
+//! A token is taken from the same reading of all files, never half-written, and sent by us: the
+//! SDK's own provider knows no other endpoint of STS.
 
-use std::path::Path;
-use std::time::SystemTime;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use aws_config::SdkConfig;
 use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::provider_config::ProviderConfig;
 use aws_config::sts::AssumeRoleProvider;
+use aws_credential_types::Credentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
 use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
-use aws_sdk_sts::config::{Credentials, Region};
 use aws_smithy_async::rt::sleep::TokioSleep;
-use sidekey_core::{Error, Files, Kind, Secret};
+use sidekey_core::{Error, Files, Kind, Secret, sha256};
+use sidekey_rest::lease::{Grant, Held, Source};
+use sidekey_rest::{Clock, Http, Lease};
+use tokio::time::Instant;
 
-use crate::config::Config;
-use crate::environment::Environment;
-use crate::http::Http;
+use crate::client::SKEW;
+use crate::codes;
+use crate::config::{self, Config};
+use crate::dropin::environment::Environment;
 use crate::profile::WebIdentity;
 
 /// What STS writes into the log of the account.
 const SESSION_NAME: &str = "sidekey";
+/// STS locks nothing: a trust policy that was mended counts soon.
+const PAUSE: Duration = Duration::from_secs(30);
+/// For requests of the SDK that bring no deadline: those who make them have one.
+const OWN_TIME: Duration = Duration::from_secs(20);
+
+/// One source, by the clock of AWS.
+pub(crate) struct Chain {
+    provider: SharedCredentialsProvider,
+    clock: Arc<Clock>,
+    /// How wrong our clock was, in seconds, when the SDK's client of STS learned it.
+    learned: AtomicI64,
+}
+
+/// The lease as the SDK asks for it.
+pub(crate) struct Leased(pub(crate) Lease<Chain>);
 
 /// A role that is taken with a token.
 struct TokenRole {
@@ -30,17 +55,71 @@ struct TokenRole {
     token: Secret,
 }
 
-/// The source of one key's credentials.
-pub(crate) async fn source(
+impl Source for Chain {
+    type Item = Credentials;
+
+    async fn fetch(
+        &self,
+        _: Option<Arc<Held<Credentials>>>,
+        _: Instant,
+    ) -> Result<Grant<Credentials>, Error> {
+        let mut found = self.provider.provide_credentials().await;
+        let now = self.clock.skew();
+        // A role that is taken with other credentials is signed for: a refusal has told the time.
+        if found.is_err() && now.abs_diff(self.learned.swap(now, Ordering::Relaxed)) > SKEW {
+            found = self.provider.provide_credentials().await;
+        }
+        let item = found.and_then(sound).map_err(|error| codes::no_credentials(&error))?;
+        let life = item.expiry().map(|end| self.clock.until(end));
+        Ok(Grant { item, life })
+    }
+}
+
+/// They are written into heads of requests, where a second line would be another header. Secret
+/// keys are not, and may hold anything.
+fn sound(credentials: Credentials) -> Result<Credentials, CredentialsError> {
+    let texts = [Some(credentials.access_key_id()), credentials.session_token()];
+    let is_word = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());
+    if texts.into_iter().flatten().all(is_word) {
+        return Ok(credentials);
+    }
+    let what = "access key id or session token is empty, or more than one word";
+    Err(CredentialsError::invalid_configuration(what))
+}
+
+/// The credentials of one key, which nobody has asked for yet.
+pub(crate) async fn lease(
+    config: &Config,
+    files: &Files,
+    sdk: &SdkConfig,
+    http: &Http,
+) -> Result<Lease<Chain>, Error> {
+    let provider = provider(config, files, sdk, http).await?;
+    let mut identity = format!("{:?} {:?}", config.credentials(), sdk.region()).into_bytes();
+    let environment = Environment::process();
+    let named = config.named_files(files, &environment);
+    for path in config.credential_files(&environment).into_iter().chain(named) {
+        identity.extend(files.secret(&path).map(|file| sha256(file.expose())).unwrap_or_default());
+    }
+    let clock = http.clock().clone();
+    let chain = Chain { provider, clock, learned: AtomicI64::default() };
+    Ok(Lease::new(chain, sha256(&identity), PAUSE))
+}
+
+async fn provider(
     config: &Config,
     files: &Files,
     sdk: &SdkConfig,
     http: &Http,
 ) -> Result<SharedCredentialsProvider, Error> {
     let (credentials, environment) = (config.credentials(), Environment::process());
+    let sts = match config.settings().sts_endpoint {
+        Some(url) => sdk.to_builder().endpoint_url(url).build(),
+        None => sdk.clone(),
+    };
     if let Some(role) = web_identity(config, files, &environment) {
         let token = files.secret(&role.token_file)?.clone();
-        let sts = sts(config, sdk);
+        let sts = aws_sdk_sts::Client::new(&sts);
         return Ok(SharedCredentialsProvider::new(TokenRole { sts, role, token }));
     }
     let base = if let Some(path) = &credentials.access_key_id_file {
@@ -50,13 +129,21 @@ pub(crate) async fn source(
         let keys = Credentials::new(id, secret, token.transpose()?, None, "files");
         SharedCredentialsProvider::new(keys)
     } else if credentials.has_files() {
-        profile(config, files, sdk, http)
+        let provider = ProviderConfig::empty()
+            .with_http_client(http.clone())
+            .with_sleep_impl(TokioSleep::new())
+            .with_region(sdk.region().cloned());
+        let profile = ProfileFileCredentialsProvider::builder()
+            .configure(&provider)
+            .profile_files(profile_files(&credentials, files))
+            .profile_name(credentials.profile.as_deref().unwrap_or("default"));
+        SharedCredentialsProvider::new(profile.build())
     } else {
         sdk.credentials_provider().ok_or_else(|| Error::new(Kind::Bug, "the SDK has no chain"))?
     };
     let Some(role) = credentials.role_arn else { return Ok(base) };
     let mut assume = AssumeRoleProvider::builder(role)
-        .configure(&sts_config(config, sdk))
+        .configure(&sts)
         .session_name(credentials.session_name.as_deref().unwrap_or(SESSION_NAME));
     if let Some(id) = credentials.external_id {
         assume = assume.external_id(id);
@@ -79,10 +166,9 @@ fn web_identity(config: &Config, files: &Files, environment: &Environment) -> Op
     if credentials.role_arn.is_some() {
         return None;
     }
-    let (own, any) = config.with_profile(files, environment, |profiles, name| {
-        (profiles.web_identity(name), profiles.has_credentials(name))
-    })?;
-    if own.is_some() || any || !credentials.is_chain() {
+    let profiles = config.profiles(files, environment)?;
+    let own = profiles.web_identity();
+    if own.is_some() || profiles.has_credentials() || !credentials.is_chain() {
         return own;
     }
     let token_file = environment.variable("AWS_WEB_IDENTITY_TOKEN_FILE")?;
@@ -93,44 +179,24 @@ fn web_identity(config: &Config, files: &Files, environment: &Environment) -> Op
     })
 }
 
-/// The profile of the files that the configuration names, and of no others.
-fn profile(
-    config: &Config,
+/// The files that the configuration names, and no others, as the SDK reads them.
+pub(crate) fn profile_files(credentials: &config::Credentials, files: &Files) -> EnvConfigFiles {
+    let both = (credentials.config_file.as_ref(), credentials.shared_credentials_file.as_ref());
+    contents(both, files)
+}
+
+/// What two files of profiles hold; what is in neither is as good as an empty one.
+pub(crate) fn contents(
+    (config, shared): (Option<&PathBuf>, Option<&PathBuf>),
     files: &Files,
-    sdk: &SdkConfig,
-    http: &Http,
-) -> SharedCredentialsProvider {
-    let credentials = config.credentials();
-    let mut contents = EnvConfigFiles::builder();
-    for (kind, path) in [
-        (EnvConfigFileKind::Config, &credentials.config_file),
-        (EnvConfigFileKind::Credentials, &credentials.shared_credentials_file),
-    ] {
-        if let Some(text) = path.as_deref().and_then(|path| text(files, path).ok()) {
-            contents = contents.with_contents(kind, text);
-        }
-    }
-    let provider = ProviderConfig::empty()
-        .with_http_client(http.clone())
-        .with_sleep_impl(TokioSleep::new())
-        .with_region(sdk.region().cloned());
-    let name = credentials.profile.as_deref().unwrap_or("default");
-    let profile = ProfileFileCredentialsProvider::builder()
-        .configure(&provider)
-        .profile_files(contents.build())
-        .profile_name(name);
-    SharedCredentialsProvider::new(profile.build())
-}
-
-fn sts(config: &Config, sdk: &SdkConfig) -> aws_sdk_sts::Client {
-    aws_sdk_sts::Client::new(&sts_config(config, sdk))
-}
-
-fn sts_config(config: &Config, sdk: &SdkConfig) -> SdkConfig {
-    match config.settings().sts_endpoint {
-        Some(url) => sdk.to_builder().endpoint_url(url).build(),
-        None => sdk.clone(),
-    }
+) -> EnvConfigFiles {
+    let both = [(EnvConfigFileKind::Config, config), (EnvConfigFileKind::Credentials, shared)];
+    // Always both: the SDK panics where there is none.
+    let text = |path: Option<&PathBuf>| text(files, path?).ok();
+    both.into_iter()
+        .map(|(kind, path)| (kind, text(path).unwrap_or_default()))
+        .fold(EnvConfigFiles::builder(), |all, (kind, text)| all.with_contents(kind, text))
+        .build()
 }
 
 /// The text of a small file, without the white space around it.
@@ -171,16 +237,26 @@ impl ProvideCredentials for TokenRole {
     }
 }
 
-impl std::fmt::Debug for TokenRole {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl ProvideCredentials for Leased {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::new(async {
+            let held = self.0.get(Instant::now() + OWN_TIME).await;
+            held.map(|held| held.item.clone()).map_err(CredentialsError::provider_error)
+        })
+    }
+}
+
+impl fmt::Debug for TokenRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TokenRole({})", self.role.role_arn)
     }
 }
 
-/// The region, which must come from somewhere.
-pub(crate) fn region(sdk: &SdkConfig) -> Result<Region, Error> {
-    sdk.region().cloned().ok_or_else(|| {
-        Error::new(Kind::Config, "the region of the key is not known")
-            .with_hint("set kek.region, name the key by its ARN, or set AWS_REGION")
-    })
+impl fmt::Debug for Leased {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Leased")
+    }
 }

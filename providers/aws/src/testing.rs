@@ -2,29 +2,28 @@
 //! faults that no real server can be made to have on demand.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::SystemTime;
 
+use aws_smithy_types::DateTime;
+use aws_smithy_types::date_time::Format;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
-use http::{Request, Response};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use sidekey_core::{Call, Error, Files, Provider};
+use sidekey_rest::testing::{Fake as Server, Reply};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
 use tokio::time::{Duration, Instant};
 
-use crate::sign::stamp;
 use crate::{Aws, Config};
 
 pub(crate) const A: &str =
     "arn:aws:kms:us-east-1:111122223333:key/aaaaaaaa-12ab-34cd-56ef-1234567890ab";
 pub(crate) const B: &str =
     "arn:aws:kms:us-east-1:111122223333:key/bbbbbbbb-12ab-34cd-56ef-1234567890ab";
+
+/// When keys that are pending deletion are deleted.
+pub(crate) const DELETION: Duration = Duration::from_secs(1_900_000_000);
 
 /// What the KMS knows, and how it misbehaves.
 pub(crate) struct State {
@@ -35,18 +34,22 @@ pub(crate) struct State {
     pub(crate) states: BTreeMap<String, &'static str>,
     /// Calls that are answered with this code: operation, or operation and key.
     pub(crate) refuse: BTreeMap<String, &'static str>,
+    /// An access key whose session is over.
+    pub(crate) dead: Option<&'static str>,
     /// Whether DescribeKey tells the material.
     pub(crate) tells: bool,
     /// Whether GetKeyRotationStatus tells of a rotation on demand.
     pub(crate) rotating: bool,
     /// Whether requests must tell the time, as at AWS.
     pub(crate) minds_time: bool,
+    /// How many seconds its clock is ahead of ours.
+    pub(crate) ahead: i64,
     /// Operation, key and headers of every call.
     pub(crate) calls: Vec<(String, String, http::HeaderMap)>,
 }
 
 pub(crate) struct Fake {
-    pub(crate) url: String,
+    pub(crate) server: Server,
     state: Arc<Mutex<State>>,
     directory: TempDir,
 }
@@ -68,19 +71,27 @@ impl Fake {
             aliases: [("alias/etcd".to_owned(), A.to_owned())].into(),
             states: BTreeMap::new(),
             refuse: BTreeMap::new(),
+            dead: None,
             tells: true,
             rotating: false,
             minds_time: false,
+            ahead: 0,
             calls: Vec::new(),
         };
         let state = Arc::new(Mutex::new(state));
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(accept(listener, state.clone()));
+        let answering = state.clone();
+        let server = Server::https(move |seen| {
+            let mut state = answering.lock().unwrap();
+            let (status, answer) = state.answer(seen.headers.clone(), &seen.body);
+            let date = httpdate::fmt_http_date(state.now());
+            Reply::json(status, &answer).with("date", date)
+        })
+        .await;
         let directory = TempDir::new().unwrap();
         std::fs::write(directory.path().join("id"), "AKIDEXAMPLE\n").unwrap();
-        std::fs::write(directory.path().join("secret"), "hunter2\n").unwrap();
-        Self { url, state, directory }
+        std::fs::write(directory.path().join("secret"), "hunter2 and a space\n").unwrap();
+        server.write_ca(directory.path()).unwrap();
+        Self { server, state, directory }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -95,7 +106,10 @@ impl Fake {
         let path = |name: &str| self.directory.path().join(name);
         json!({
             "kek": {"key": key, "region": "us-east-1", "encryptionContext": {"cluster": "test"}},
-            "settings": {"endpoint": self.url},
+            "settings": {
+                "endpoint": self.server.url(),
+                "caBundle": self.server.write_ca(self.directory.path()).unwrap(),
+            },
             "credentials": {"accessKeyIdFile": path("id"), "secretAccessKeyFile": path("secret")},
         })
     }
@@ -113,40 +127,56 @@ impl Fake {
         self.connect(&self.config(key), None).await.unwrap()
     }
 
+    /// Writes a file that a configuration may name.
+    pub(crate) fn write(&self, name: &str, text: &str) -> std::path::PathBuf {
+        let path = self.directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
     /// How often an operation was asked for.
     pub(crate) fn count(&self, operation: &str) -> usize {
         self.state().calls.iter().filter(|(asked, ..)| asked == operation).count()
     }
 }
 
-async fn accept(listener: TcpListener, state: Arc<Mutex<State>>) {
-    while let Ok((stream, _)) = listener.accept().await {
-        let state = state.clone();
-        let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-            let state = state.clone();
-            async move {
-                let (head, body) = request.into_parts();
-                let body = body.collect().await.unwrap().to_bytes();
-                let (status, answer) = state.lock().unwrap().answer(head.headers, &body);
-                let body = Full::new(Bytes::from(answer.to_string()));
-                Ok::<_, Infallible>(Response::builder().status(status).body(body).unwrap())
-            }
-        });
-        let connection = hyper::server::conn::http1::Builder::new();
-        tokio::spawn(connection.serve_connection(TokioIo::new(stream), service));
-    }
-}
-
 impl State {
+    fn now(&self) -> SystemTime {
+        let by = Duration::from_secs(self.ahead.unsigned_abs());
+        if self.ahead < 0 { SystemTime::now() - by } else { SystemTime::now() + by }
+    }
+
+    /// Five minutes in either direction are taken.
+    fn is_off(&self, date: &str) -> bool {
+        let (day, time) = (&date[..8], &date[9..15]);
+        let text = format!(
+            "{}-{}-{}T{}:{}:{}Z",
+            &day[..4],
+            &day[4..6],
+            &day[6..],
+            &time[..2],
+            &time[2..4],
+            &time[4..]
+        );
+        let told = DateTime::from_str(&text, Format::DateTime).unwrap().secs();
+        let now = self.now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        told.abs_diff(now.cast_signed()) > 300
+    }
+
     fn answer(&mut self, headers: http::HeaderMap, body: &[u8]) -> (u16, Value) {
         let target = headers["x-amz-target"].to_str().unwrap();
         let operation = target.strip_prefix("TrentService.").unwrap().to_owned();
         let request: Value = serde_json::from_slice(body).unwrap();
         let named = request["KeyId"].as_str().unwrap_or_default().to_owned();
-        let late = self.minds_time && is_off(headers["x-amz-date"].to_str().unwrap());
+        let signed = headers["authorization"].to_str().unwrap();
+        let dead = self.dead.is_some_and(|dead| signed.contains(&format!("Credential={dead}/")));
+        let late = self.minds_time && self.is_off(headers["x-amz-date"].to_str().unwrap());
         self.calls.push((operation.clone(), named.clone(), headers));
         if late {
             return refused("InvalidSignatureException");
+        }
+        if dead {
+            return refused("ExpiredTokenException");
         }
         let key = self.aliases.get(&named).unwrap_or(&named).clone();
         let refusal = self.refuse.get(&operation);
@@ -177,6 +207,9 @@ impl State {
             "KeyId": key, "Arn": key, "KeySpec": "SYMMETRIC_DEFAULT",
             "KeyUsage": "ENCRYPT_DECRYPT", "KeyState": self.states.get(key).unwrap_or(&"Enabled"),
         });
+        if self.states.get(key) == Some(&"PendingDeletion") {
+            metadata["DeletionDate"] = 1.9e9.into();
+        }
         if self.tells {
             metadata["CurrentKeyMaterialId"] = materials.last().unwrap().as_str().into();
         }
@@ -210,12 +243,6 @@ impl State {
         }
         (200, answer)
     }
-}
-
-/// Five minutes in either direction are taken.
-fn is_off(date: &str) -> bool {
-    let (now, most) = (std::time::SystemTime::now(), Duration::from_secs(300));
-    !(stamp(now - most)..=stamp(now + most)).contains(&date.to_owned())
 }
 
 fn refused(code: &str) -> (u16, Value) {

@@ -1,9 +1,10 @@
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use sidekey_rest::testing::{Fake as Server, Reply, takes_no_bad_answer};
 
 use super::*;
-use crate::testing::{A, B, Fake, call, material};
+use crate::testing::{A, B, DELETION, Fake, call, material};
 
 fn key_id(text: &str) -> KeyId {
     KeyId::new(text).unwrap()
@@ -201,6 +202,25 @@ async fn a_disabled_or_dying_key_says_so() {
 }
 
 #[tokio::test]
+async fn the_day_of_deletion_is_known_as_soon_as_a_call_is_refused_for_it_and_forgotten_after() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let sealed = wrap(&key, b"seed").await;
+    assert_eq!(key.deletion().at, None);
+    fake.state().states.insert(A.into(), "PendingDeletion");
+    fake.state().refuse.insert("Decrypt".into(), "KMSInvalidStateException");
+    assert_eq!(unwrap(&key, &sealed).await, Err(Kind::KeyState));
+    assert_eq!(key.deletion().at, Some(SystemTime::UNIX_EPOCH + DELETION));
+    let asked = fake.count("DescribeKey");
+    assert_eq!(unwrap(&key, &sealed).await, Err(Kind::KeyState));
+    assert_eq!(fake.count("DescribeKey"), asked, "it is not looked at for every call");
+    fake.state().states.clear();
+    fake.state().refuse.clear();
+    assert!(unwrap(&key, &sealed).await.is_ok());
+    assert_eq!(key.deletion().at, None);
+}
+
+#[tokio::test]
 async fn forged_or_foreign_data_is_refused_by_kind() {
     let fake = Fake::start().await;
     let key = fake.key(A).await;
@@ -244,11 +264,11 @@ async fn a_clock_that_is_set_costs_no_call_and_is_followed_back_and_forth() {
     let sealed = wrap(&key, b"seed").await;
     fake.state().minds_time = true;
     // What was right before the clock was set is wrong now; the other way round it is the same.
-    for skew in [3600, -3600, 86_400] {
-        key.client.wire.skew.store(skew, Ordering::Relaxed);
+    for ahead in [3600, -3600, 7 * 3600, 0] {
+        fake.state().ahead = ahead;
         let asked = fake.count("Decrypt");
-        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{skew}");
-        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{skew}");
+        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{ahead}");
+        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{ahead}");
         assert_eq!(fake.count("Decrypt"), asked + 3, "refused once, and never again");
     }
     // A signature that is wrong for another reason is not tried again for it.
@@ -259,10 +279,103 @@ async fn a_clock_that_is_set_costs_no_call_and_is_followed_back_and_forth() {
 }
 
 #[tokio::test]
+async fn a_clock_that_is_wrong_from_the_start_keeps_no_key_from_being_connected() {
+    let fake = Fake::start().await;
+    fake.state().minds_time = true;
+    fake.state().ahead = 3600;
+    let first = fake.key(A).await;
+    let sealed = wrap(&first, b"seed").await;
+    // The second one's client has to learn by itself what the first one's has told everybody.
+    let second = fake.key(A).await;
+    assert_eq!(unwrap(&second, &sealed).await.as_deref(), Ok(&b"seed"[..]));
+}
+
+/// An STS that gives a session of its own to each who asks.
+async fn sts() -> Server {
+    let given = AtomicUsize::new(0);
+    Server::https(move |_| {
+        let session = given.fetch_add(1, Ordering::SeqCst);
+        let end = sidekey_core::time(SystemTime::now() + Duration::from_secs(3600));
+        let text = format!(
+            "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
+             <AccessKeyId>ASIA{session}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>\
+             <SessionToken>t</SessionToken><Expiration>{end}</Expiration></Credentials>\
+             </AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+        );
+        Reply { body: text.into(), ..Reply::json(200, &serde_json::Value::Null) }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_session_that_dies_under_many_calls_is_replaced_once_and_fails_none_of_them() {
+    let (fake, sts) = (Fake::start().await, sts().await);
+    let mut config = fake.document(A);
+    config["settings"]["stsEndpoint"] = sts.url().into();
+    let bundle = format!("{}{}", fake.server.ca, sts.ca);
+    config["settings"]["caBundle"] = fake.write("both.pem", &bundle).to_str().unwrap().into();
+    config["credentials"] = serde_json::json!({
+        "roleArn": "arn:aws:iam::1:role/x", "webIdentityTokenFile": fake.write("token", "jwt"),
+    });
+    let config = serde_json::from_value(config).unwrap();
+    let key = Arc::new(fake.connect(&config, None).await.unwrap());
+    let sealed = wrap(&key, b"seed").await;
+    assert_eq!(sts.seen().len(), 1);
+    fake.state().dead = Some("ASIA0");
+    let calls: Vec<_> = (0..20)
+        .map(|_| {
+            let (key, sealed) = (key.clone(), sealed.clone());
+            tokio::spawn(async move { unwrap(&key, &sealed).await })
+        })
+        .collect();
+    for call in calls {
+        assert_eq!(call.await.unwrap().as_deref(), Ok(&b"seed"[..]));
+    }
+    assert_eq!(sts.seen().len(), 2, "one new session for all");
+}
+
+#[tokio::test]
+async fn credentials_that_kms_refuses_are_not_fetched_for_every_call() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let sealed = wrap(&key, b"seed").await;
+    fake.state().refuse.insert("Decrypt".into(), "ExpiredTokenException");
+    let asked = fake.count("Decrypt");
+    for _ in 0..10 {
+        assert_eq!(unwrap(&key, &sealed).await, Err(Kind::Denied));
+    }
+    assert_eq!(fake.count("Decrypt"), asked + 11, "one of them was made again");
+}
+
+#[tokio::test]
+async fn bad_answers_are_clear_errors_and_change_nothing() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let sealed = wrap(&key, b"seed").await;
+    takes_no_bad_answer(
+        &fake.server,
+        || {},
+        async || {
+            key.decrypt(&sealed, &call())
+                .await
+                .map(|plaintext| assert_eq!(plaintext.expose(), b"seed"))
+        },
+    )
+    .await;
+    takes_no_bad_answer(
+        &fake.server,
+        || {},
+        async || key.encrypt(&version(A, 1), b"seed", &call()).await.map(drop),
+    )
+    .await;
+    assert_eq!(key.key_id().await.unwrap(), version(A, 1));
+}
+
+#[tokio::test]
 async fn keys_of_equal_settings_share_a_client() {
     let fake = Fake::start().await;
     let (a, b) = (fake.key(A).await, fake.key(B).await);
-    assert!(Arc::ptr_eq(&a.client, &b.client));
+    assert!(Arc::ptr_eq(&a.client.account, &b.client.account));
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ mod keys;
 mod logs;
 #[path = "promises/rotate.rs"]
 mod rotate;
+#[path = "promises/sources.rs"]
+mod sources;
 mod support;
 #[path = "promises/tls.rs"]
 mod tls;

@@ -8,6 +8,8 @@
 //! (1 MiB at most), local and regular (a FIFO or a device is refused, never
 //! waited for), so that a thread pool would cost more than it saves.
 
+pub(crate) mod reload;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};

@@ -8,6 +8,13 @@
 //! not been proven, or that may not encrypt, does no harm there. Requests that come before that are
 //! held within their deadline, so that a restart is felt as latency alone.
 
+pub(crate) mod backoff;
+pub(crate) mod canary;
+pub(crate) mod health;
+pub(crate) mod proof;
+pub(crate) mod retry;
+pub(crate) mod task;
+
 mod ask;
 
 use std::collections::HashSet;
@@ -19,15 +26,15 @@ pub(crate) use ask::KeeperRequest;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
-use crate::backend::Backend;
-use crate::canary::Canary;
 use crate::config::{KeyNumber, ProbeOptions};
-use crate::flights::Flights;
-use crate::health::{Health, Trouble};
+use crate::key::canary::Canary;
+use crate::key::health::{Health, Trouble};
+use crate::key::proof::{counted, encrypt_verified, timed_out, within};
+use crate::key::retry::{ATTEMPTS, RetryBudget, Run};
+use crate::kms::single_flight::SingleFlight;
 use crate::kms::{Kms, RequestError, StatusReport};
 use crate::metrics::{BackendCall, KeyMetrics};
-use crate::proof::{counted, encrypt_verified, timed_out, within};
-use crate::retry::{ATTEMPTS, RetryBudget, Run};
+use crate::provider::backend::Backend;
 use crate::{Call, Endpoint, Error, KeyId, Kind, Sealed, Secret};
 
 /// A key as its socket sees it.
@@ -36,7 +43,7 @@ pub(crate) struct Key {
     pub(crate) endpoint: Endpoint,
     pub(crate) health: Health,
     pub(crate) metrics: KeyMetrics,
-    /// Asks the keeper for an early probe.
+    /// Asks the task for an early probe.
     pub(crate) suspicion: Notify,
     /// Whether that probe should encrypt.
     pub(crate) encrypt_suspected: AtomicBool,
@@ -50,7 +57,7 @@ pub(crate) struct Key {
     decrypt_proves: AtomicBool,
     /// Every key_id ever announced by this process: none of them may come back.
     past: Mutex<HashSet<KeyId>>,
-    flights: Flights<Sealed, Decrypted>,
+    flights: SingleFlight<Sealed, Decrypted>,
     retries: RetryBudget,
     /// Why changed files or settings are not in use, if they are not.
     refusal: Mutex<Option<Trouble>>,
@@ -96,7 +103,7 @@ impl Key {
             changed: Notify::new(),
             decrypt_proves: AtomicBool::new(false),
             past: Mutex::default(),
-            flights: Flights::default(),
+            flights: SingleFlight::default(),
             retries: RetryBudget::default(),
             refusal: Mutex::default(),
             requests,
@@ -137,7 +144,7 @@ impl Key {
                 let call = Call { uid: &uid, deadline };
                 let attempt = || {
                     let decrypting = active.backend.decrypt(&sealed, &call);
-                    counted(Some(&key.metrics), BackendCall::Decrypt, decrypting)
+                    counted(Some(&key.metrics.requests), BackendCall::Decrypt, decrypting)
                 };
                 let work = key.retries.run(deadline, attempts, attempt);
                 let late = |_| Run { result: Err(timed_out()), attempts: 1, out_of_time: true };
@@ -176,7 +183,7 @@ impl Key {
             // What only reads has not proven that it encrypts with this one.
             past.extend(encrypts.then(|| key_id.clone()));
         }
-        self.metrics.expiry(backend.expiry());
+        self.metrics.ends(&*backend);
         self.active.store(Some(Arc::new(Active { backend, key_id, encrypts })));
         self.changed.notify_waiters();
     }
@@ -270,7 +277,7 @@ impl Key {
         }
     }
 
-    /// The KMS encrypted with another version than was announced: the keeper looks into it at
+    /// The KMS encrypted with another version than was announced: the task looks into it at
     /// once and announces it if the old data stays readable; the caller asks again.
     fn moved(&self) -> Error {
         self.encrypt_suspected.store(true, Ordering::Relaxed);
@@ -323,7 +330,8 @@ impl Kms for Arc<Key> {
         let backend = &active.backend;
         let attempt = || {
             let encrypting = backend.encrypt(&announced, plaintext.expose(), call);
-            encrypt_verified(&**backend, encrypting, &plaintext, call, Some(&self.metrics))
+            let metrics = Some(&self.metrics.requests);
+            encrypt_verified(&**backend, encrypting, &plaintext, call, metrics)
         };
         let work = async { self.retries.run(call.deadline, ATTEMPTS, attempt).await.result };
         let sealed = within(call.deadline, work).await;

@@ -4,6 +4,13 @@
 //! [`KmsService`] is the only thing that speaks gRPC to callers. It does for all three what belongs
 //! to a request and not to a key: deadline, permission, limits, log, metrics and metadata.
 
+pub mod client;
+pub(crate) mod key_id;
+pub(crate) mod limits;
+pub mod server;
+pub(crate) mod single_flight;
+pub(crate) mod stream;
+
 mod service;
 
 use std::sync::Arc;

@@ -17,11 +17,11 @@
 //! # How it hangs together
 //! ```text
 //! app ── supervisor ──┬── key 1: server (socket) ── kms::service ── key ──▶ backend ──▶ KMS
-//!                     │          keeper: connect, canary, probe, files, settings
+//!                     │          task: connect, canary, probe, files, settings
 //!                     └── key 2: …
 //!        admin (/livez /readyz /healthz /metrics /status)
 //! ```
-//! Each key has its own socket, keeper, client and health; keys share nothing but the thread. The
+//! Each key has its own socket, task, client and health; keys share nothing but the thread. The
 //! process runs on one thread, because a sidecar that is multiplied by thousands must be small:
 //! providers must not block it. A second one waits for changes of files and does nothing else.
 //!
@@ -50,75 +50,53 @@
 //! to, by `linger` or by flags that only HyperShift gives: a plugin in a pod of its own has
 //! clients that stay, and would put off its successor.
 
-mod admin;
-pub mod app;
-mod backend;
-mod backoff;
-mod canary;
-mod command;
-mod connections;
-mod endpoint;
 mod error;
 mod files;
-mod flights;
-mod health;
-mod keeper;
 mod key;
-mod key_id;
-mod limits;
-mod linger;
-mod proof;
 mod provider;
-mod reload;
-mod retry;
-mod run;
 mod secret;
 mod socket;
-mod status;
-mod stream;
-mod supervisor;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
 
-pub mod certificate;
-pub mod client;
 pub mod config;
 pub mod kms;
 pub mod metrics;
 pub mod process;
-pub mod server;
-pub mod telemetry;
 pub mod tls;
 
-pub use admin::Source;
-pub use backoff::{Backoff, jitter};
-pub use canary::Canary;
-pub use command::{
-    Answer, CommandLine, EXIT_USAGE, NoCommand, Output, ProbeArgs, ProcessFlags, Rotate,
-    RotateArgs, RotateCommand, ask, complain, print, report, rotate, say, usage,
-};
 pub use config::{mistakes, read_file};
-pub use connections::{Connections, Seat};
-pub use endpoint::{Endpoint, EndpointError};
 pub use error::{Error, Kind, code_name};
 pub use files::{Digest, Files, Subscription, Watcher};
-pub use flights::{Flights, Landed};
-pub use health::{Health, Snapshot, Trouble};
-pub use key_id::{
+pub use key::backoff::{Backoff, jitter};
+pub use key::canary::Canary;
+pub use key::health::{Health, Snapshot, Trouble};
+pub use kms::key_id::{
     KeyId, MAX_KEY_ID, NO_FINGERPRINT, ShimPrefix, fingerprint, hex, is_fingerprint, sha256,
     split_shim_prefix,
 };
-pub use limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_sealed};
-pub use linger::{Ending, Farewell};
-pub use provider::{Call, Provider, Sealed};
-pub use run::run;
+pub use kms::limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_sealed};
+pub use kms::single_flight::{Joined, SingleFlight};
+pub use kms::stream::QuietStream;
+pub use kms::{client, server};
+pub use process::admin::Source;
+pub use process::command::{
+    Answer, CommandLine, EXIT_USAGE, NoCommand, Output, ProbeArgs, ProcessFlags, Rotate,
+    RotateArgs, RotateCommand, ask, complain, print, report, rotate, say, usage,
+};
+pub use process::shutdown::{Ending, Farewell};
+pub use process::status::time;
+pub use process::{app, telemetry};
+pub use provider::run::run;
+pub use provider::{Call, Deletion, Provider, Sealed};
 pub use secret::Secret;
 pub use sidekey_proto as proto;
+pub use socket::connections::{Connections, Seat};
+pub use socket::endpoint::{Endpoint, EndpointError};
 pub use socket::{Listener, Peer, SocketOptions};
-pub use status::time;
-pub use stream::QuietStream;
+pub use tls::certificate;
 
 /// The version of every Sidekey binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -11,7 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use tonic::Code;
 
-pub(crate) use key::{BackendCall, KeyMetrics, ProviderMetrics};
+pub(crate) use key::{BackendCall, BackendCalls, KeyMetrics, ProviderMetrics};
 pub use prometheus_client::metrics::counter::Counter;
 pub use prometheus_client::metrics::gauge::Gauge;
 

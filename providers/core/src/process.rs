@@ -1,5 +1,12 @@
 //! What every Sidekey process does: no core dumps, Go-style flags, signals, admin endpoints.
 
+pub(crate) mod admin;
+pub mod app;
+pub(crate) mod command;
+pub(crate) mod shutdown;
+pub(crate) mod status;
+pub mod telemetry;
+
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -9,11 +16,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::admin::{Admin, Reach, Source};
-use crate::command::{EXIT_USAGE, complain};
-use crate::server::{Stopper, bind, serve_admin, serve_http1, stopper};
+use crate::kms::server::{Stopper, bind, serve_admin, serve_http1, stopper};
+use crate::process::admin::{Admin, Reach, Source};
+use crate::process::command::{EXIT_USAGE, complain};
+use crate::process::telemetry::LevelHandle;
 use crate::socket::SocketOptions;
-use crate::telemetry::LevelHandle;
 use crate::{Connections, Endpoint, Error, Kind, Seat};
 
 /// Where the admin endpoints are served.

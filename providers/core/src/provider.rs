@@ -1,5 +1,9 @@
 //! What a provider has to write; everything else is in this crate.
 
+pub(crate) mod backend;
+pub(crate) mod run;
+pub(crate) mod supervisor;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
@@ -41,6 +45,15 @@ pub struct Call<'a> {
     /// When the answer is of no use any more. The runtime enforces it; a provider may use it to
     /// set timeouts of its own.
     pub deadline: Instant,
+}
+
+/// What the KMS says of the end of a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deletion {
+    /// When it is deleted, if that is planned.
+    pub at: Option<SystemTime>,
+    /// Whether somebody could delete it at once, where the KMS tells.
+    pub allowed: Option<bool>,
 }
 
 /// One key at one KMS.
@@ -130,6 +143,11 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// When the credentials in use expire, if that is known.
     fn expiry(&self) -> Option<SystemTime> {
         None
+    }
+
+    /// What the KMS says of the end of the key, as far as it is known.
+    fn deletion(&self) -> Deletion {
+        Deletion::default()
     }
 
     /// One line about this client for `/status`: a fallback taken, say.

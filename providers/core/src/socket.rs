@@ -4,6 +4,9 @@
 //! leaving removes its own socket and no other. The socket appears under its name
 //! with the right mode and group from the first moment on.
 
+pub(crate) mod connections;
+pub(crate) mod endpoint;
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -14,9 +17,9 @@ use rustix::io::Errno;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::kms::server::Incoming;
 use crate::metrics::Counter;
-use crate::server::Incoming;
-use crate::telemetry::RateLimit;
+use crate::process::telemetry::RateLimit;
 use crate::{Connections, Endpoint, Error, Kind};
 
 mod place;

@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::app::App;
-use crate::client::Connection;
+use crate::kms::client::Connection;
+use crate::process::app::App;
 use crate::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use crate::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};
-use crate::supervisor::Supervisor;
+use crate::provider::supervisor::Supervisor;
 use crate::testing::{Kms, Scripted};
 use crate::{Endpoint, Kind, Source, Watcher, config};
 
@@ -69,7 +69,7 @@ impl Process {
 
     async fn client(&self, id: u64) -> KeyManagementServiceClient<Connection> {
         let endpoint = Endpoint::Path(self.path(&format!("{id}.sock")));
-        crate::client::connect(&endpoint).await.unwrap()
+        crate::kms::client::connect(&endpoint).await.unwrap()
     }
 
     async fn status(&self, id: u64) -> Result<String, tonic::Status> {

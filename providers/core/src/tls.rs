@@ -5,6 +5,8 @@
 //! there any resumption: connections live long, and a ticket would outlive the trust under which
 //! it was given.
 
+pub mod certificate;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,7 +19,7 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion};
 
-use crate::certificate::Certificate;
+use crate::tls::certificate::Certificate;
 use crate::{Error, Files, Kind};
 
 /// What is spoken: the algorithms and the versions of TLS, and the protocol inside it.

@@ -2,16 +2,19 @@
 
 mod credentials;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
 use sidekey_core::config::Problems;
 use sidekey_core::config::fields::{duration, text};
+use sidekey_core::tls::Unusable;
+use sidekey_core::{Error, Files};
+use sidekey_rest::files::check_absolute;
+use sidekey_rest::tls::{self, Pair};
+use sidekey_rest::{Address, Trust};
 
-use crate::address::Address;
-use crate::tls::{self, Pair};
-pub(crate) use credentials::{AppRole, Credentials, Jwt};
+pub(crate) use credentials::{AppRole, Credentials, Jwt, NO_WRAPPING};
 
 /// More servers than a cluster has.
 const MAX_ADDRESSES: usize = 16;
@@ -51,8 +54,12 @@ pub(crate) struct Settings {
     connect_timeout: Option<String>,
     #[serde(deserialize_with = "text")]
     request_timeout: Option<String>,
-    /// Whether data without associated data, of vault-kubernetes-kms, is read.
-    pub(crate) legacy_data: Option<bool>,
+    /// Whether plain HTTP may leave this machine.
+    allow_plaintext: Option<bool>,
+    /// Whether what is written is bound to its key_id, which vault-kubernetes-kms cannot read.
+    associated_data: Option<bool>,
+    /// Whether data of vault-kubernetes-kms is read.
+    legacy_data: Option<bool>,
     /// What the key was called before its mount or namespace was renamed, or before it was
     /// restored under another name: data names its key, and must not be lost by that.
     former_keks: Option<Vec<RawKek>>,
@@ -88,9 +95,6 @@ impl Config {
         let plain = !self.addresses().iter().any(Address::is_tls);
         if plain && (credentials.cert.is_some() || settings.pair().is_some()) {
             problems.add("settings.addresses", "must be https where a certificate is shown");
-        }
-        if self.addresses().iter().any(Address::is_tls) && self.bundle().is_none() {
-            problems.add("settings.tls.caFile", "is required: this system trusts no CA");
         }
     }
 
@@ -130,7 +134,31 @@ impl Config {
         bare(own.or_else(kek).unwrap_or_default()).to_owned()
     }
 
-    /// The CA bundle to trust.
+    /// Whether what is written is bound to its key_id.
+    pub(crate) fn binds(&self) -> bool {
+        self.settings.as_ref().and_then(|settings| settings.associated_data).unwrap_or(true)
+    }
+
+    /// Whether data of vault-kubernetes-kms is read.
+    pub(crate) fn reads_legacy(&self) -> bool {
+        self.settings.as_ref().and_then(|settings| settings.legacy_data).unwrap_or(true)
+    }
+
+    /// How the servers are trusted, and what they are shown.
+    pub(crate) fn trust(&self, files: &Files) -> Result<Trust, Error> {
+        let encrypted = self.addresses().iter().any(Address::is_tls);
+        let (bundle, pair) = (self.bundle(), self.pair());
+        let bundle = bundle.as_deref().filter(|_| encrypted);
+        let unusable = bundle.map_or(Unusable::Refuse, tls::unusable);
+        let pair = pair.as_ref().filter(|_| encrypted);
+        let trust = Trust::new(bundle, unusable, pair, files, "settings.tls.caFile")?;
+        match self.server_name() {
+            Some(name) => trust.with_name(name),
+            None => Ok(trust),
+        }
+    }
+
+    /// The CA bundle to trust; none for the public CAs that are built in.
     pub(crate) fn bundle(&self) -> Option<PathBuf> {
         self.own_bundle().or_else(tls::system_bundle)
     }
@@ -202,15 +230,26 @@ impl Settings {
             _ => {}
         }
         for (index, text) in texts.iter().enumerate() {
-            if let Err(why) = Address::parse(text) {
-                let path = if self.address.is_some() { "address" } else { "addresses" };
-                let index =
-                    if self.address.is_some() { String::new() } else { format!("[{index}]") };
-                problems.add(&format!("{path}{index}"), &why);
+            let path = match self.address {
+                Some(_) => "address".to_owned(),
+                None => format!("addresses[{index}]"),
+            };
+            match Address::parse(text) {
+                Err(why) => problems.add(&path, &why),
+                Ok(address) => {
+                    let allowed = self.allow_plaintext == Some(true);
+                    address.check_exposed(&path, allowed, problems);
+                }
             }
         }
         check_path("authNamespace", self.auth_namespace.as_deref().map(bare), problems);
         self.check_former(problems);
+        if (self.associated_data, self.legacy_data) == (Some(false), Some(false)) {
+            problems.add(
+                "legacyData",
+                "must be true where associatedData is false: what is written could not be read",
+            );
+        }
         let tls = self.tls.clone().unwrap_or_default();
         problems.within("tls", |problems| tls.check(problems));
         self.timeouts(problems);
@@ -246,14 +285,17 @@ impl Settings {
 
 impl Tls {
     fn check(&self, problems: &mut Problems) {
-        check_file("caFile", self.ca_file.as_deref(), problems);
-        check_file("certFile", self.cert_file.as_deref(), problems);
-        check_file("keyFile", self.key_file.as_deref(), problems);
+        let files = [
+            ("caFile", self.ca_file.as_deref()),
+            ("certFile", self.cert_file.as_deref()),
+            ("keyFile", self.key_file.as_deref()),
+        ];
+        check_absolute(&files, problems);
         if self.key_file.is_some() && self.cert_file.is_none() {
             problems.add("certFile", "is required with keyFile");
         }
         let named = self.server_name.as_deref();
-        if named.is_some_and(|name| rustls::pki_types::ServerName::try_from(name).is_err()) {
+        if named.is_some_and(|name| !tls::is_name(name)) {
             problems.add("serverName", "is no DNS name and no IP address");
         }
     }
@@ -266,12 +308,6 @@ fn pair(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> Option<Pair> {
 }
 
 const NO_NAME: &str = "may hold letters, digits, - _ and . only";
-
-fn check_file(field: &str, path: Option<&Path>, problems: &mut Problems) {
-    if path.is_some_and(|path| !path.is_absolute()) {
-        problems.add(field, "must be an absolute path");
-    }
-}
 
 fn check_path(field: &str, path: Option<&str>, problems: &mut Problems) {
     if path.is_some_and(|path| !path.is_empty() && !is_path(path)) {

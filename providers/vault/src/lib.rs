@@ -11,57 +11,55 @@
 //! A key that was deleted and made anew between two calls fails that, so nothing is ever stored
 //! under the name of a key that is gone.
 //!
-//! # Why hyper, and not vaultrs
-//! vaultrs stands on reqwest: 156 crates, a pool with timers, a resolver and a redirect policy that
-//! know nothing of several servers of one cluster. Failover inside the caller's time, redirects that
-//! must not carry the token to strangers, and an idle process that sleeps need all of that decided
-//! here. What is left of HTTP is hyper's connection and a list of idle ones. An agent's unix socket
-//! is one more kind of stream for the same connection: hyperlocal would add a second connector for
-//! a line of ours.
+//! # What is written
+//! Ciphertexts are bound to their key_id by associated data. Where `associatedData` is off, which is
+//! what the flags of vault-kubernetes-kms mean, nothing binds them: they are in the form of that
+//! plugin, which can read them, and an annotation says so. What either setting wrote is read under
+//! both; nothing is tried.
+//!
+//! # Why not vaultrs
+//! vaultrs 0.8 was looked into and is not used: its `Client::http()` returns reqwest's own type, so
+//! that no other transport can be put under it. With it there is one address, no fail-over inside
+//! the caller's time, no say in where a redirect carries the token, trust by the system's store,
+//! which our images do not have, and no `batch_input`, which the witness needs. The calls are those
+//! of Vault's API, over [`sidekey_rest`].
 //!
 //! # How it hangs together
 //! ```text
-//! Vault (one key) ── transit (calls) ── session (token, shared) ── client (servers) ── server (connections)
-//!       └── lineage (key_id)                └── auth (logins)          └── answer (codes)
+//! Vault (one key) ── transit (calls) ── session (token, shared) ── sidekey_rest (servers, leases)
+//!       └── lineage (key_id)                ├── auth (logins)
+//!                                           └── api (codes, redirects)
 //! ```
 
-mod address;
-mod answer;
+mod api;
 mod auth;
-mod client;
 mod config;
-mod flags;
-mod given;
+mod dropin;
 mod lineage;
-mod lockout;
+mod refusal;
 mod rotate;
-mod server;
 mod session;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-mod tls;
-mod token;
 mod transit;
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use sidekey_core::config::Problems;
-use sidekey_core::{Call, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
+use sidekey_core::{Call, Deletion, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
 use tokio::time::Instant;
 
 pub use config::Config;
-pub use flags::Flags;
 
 use config::Kek;
+use dropin::data::{annotations, is_bound};
 use lineage::{Lineage, Named, version_of};
-use server::Answer;
 use session::Session;
 use transit::{Bound, Transit};
 
@@ -80,6 +78,8 @@ pub struct Vault {
     witness: Mutex<Option<Witness>>,
     /// Looks at the key; held by who looks.
     looks: tokio::sync::Mutex<Looks>,
+    /// Whether what is written is bound to its key_id.
+    binds: bool,
     legacy: bool,
     /// What the key was called before.
     former: Vec<Kek>,
@@ -97,7 +97,8 @@ struct Looks {
 #[derive(Clone)]
 struct Witness {
     ciphertext: Bytes,
-    key_id: KeyId,
+    /// What it is bound to, if it is.
+    key_id: Option<KeyId>,
     version: u32,
 }
 
@@ -133,14 +134,14 @@ impl Provider for Vault {
             }
             None => None,
         };
-        let settings = config.settings.as_ref();
         Ok(Self {
             session,
             transit,
             lineage: Mutex::new(Arc::new(lineage)),
             witness: Mutex::new(witness),
             looks: tokio::sync::Mutex::new(Looks { last: began, answered: began }),
-            legacy: settings.and_then(|settings| settings.legacy_data).unwrap_or(true),
+            binds: config.binds(),
+            legacy: config.reads_legacy(),
             former: config.former_keks(),
         })
     }
@@ -161,7 +162,8 @@ impl Provider for Vault {
             (sealed, Ordering::Equal) => Ok(sealed),
             _ => {
                 let text = format!("Vault used another version than that of {key_id} to encrypt");
-                Err(Error::new(Kind::Bug, text).with_hint("nothing was stored"))
+                Err(Error::new(Kind::Unavailable, text)
+                    .with_hint("see whether it is Vault that answers; nothing was stored"))
             }
         }
     }
@@ -223,11 +225,15 @@ impl Provider for Vault {
     }
 
     async fn close(&self) {
-        self.session.give_back().await;
+        self.session.close().await;
     }
 
     fn expiry(&self) -> Option<SystemTime> {
         self.session.expiry()
+    }
+
+    fn deletion(&self) -> Deletion {
+        Deletion { at: None, allowed: Some(self.lineage().deletion_allowed()) }
     }
 
     fn note(&self) -> Option<String> {
@@ -242,7 +248,8 @@ impl Vault {
     }
 
     fn keep_witness(&self, sealed: &Sealed, version: u32) {
-        let (ciphertext, key_id) = (sealed.ciphertext.clone(), sealed.key_id.clone());
+        let ciphertext = sealed.ciphertext.clone();
+        let key_id = is_bound(sealed).then(|| sealed.key_id.clone());
         *held(&self.witness) = Some(Witness { ciphertext, key_id, version });
     }
 
@@ -258,13 +265,15 @@ impl Vault {
         let Some(Named::Own(version)) = Named::read(key_id) else {
             return Err(Error::new(Kind::Bug, format!("{key_id} is no key_id of this provider")));
         };
-        let request = self.transit.encrypt(key_id, pinned.then_some(version), plaintext);
+        let (bound, pinned) = (self.binds.then_some(key_id), pinned.then_some(version));
+        let request = self.transit.encrypt(bound, pinned, plaintext);
         let answer = self.session.ask(request, call.deadline).await?;
         if !answer.status.is_success() {
             return Err(self.why_not_encrypted(&answer, version, call.deadline).await);
         }
         let (ciphertext, used) = self.transit.encrypted(&answer)?;
-        let sealed = Sealed { key_id: key_id.clone(), ciphertext, annotations: BTreeMap::new() };
+        let annotations = annotations(self.binds);
+        let sealed = Sealed { key_id: key_id.clone(), ciphertext, annotations };
         Ok((sealed, used.cmp(&version)))
     }
 
@@ -328,13 +337,19 @@ impl Vault {
             || Error::new(Kind::Corrupt, "the ciphertext was not made by a transit engine");
         let version = version_of(&sealed.ciphertext).ok_or_else(foreign)?;
         let ciphertext = std::str::from_utf8(&sealed.ciphertext).map_err(|_| foreign())?;
-        let own = self.whose(sealed, version, deadline).await?;
-        Ok((Bound { ciphertext, key_id: own.then_some(&sealed.key_id) }, version))
+        let own = self.is_ours(sealed, version, deadline).await?;
+        let bound = own && is_bound(sealed);
+        Ok((Bound { ciphertext, key_id: bound.then_some(&sealed.key_id) }, version))
     }
 
     /// Whether the data is ours, and not of vault-kubernetes-kms. Nothing is tried: a key_id that
     /// does not fit the key or the ciphertext is refused.
-    async fn whose(&self, sealed: &Sealed, version: u32, deadline: Instant) -> Result<bool, Error> {
+    async fn is_ours(
+        &self,
+        sealed: &Sealed,
+        version: u32,
+        deadline: Instant,
+    ) -> Result<bool, Error> {
         let key_id = &sealed.key_id;
         let unknown = |why: &str| Error::new(Kind::KeyState, format!("{key_id}: {why}"));
         let named = Named::read(key_id)
@@ -342,7 +357,11 @@ impl Vault {
         if named == Named::Own(version) {
             let lineage = self.lineage_with(version, deadline).await?;
             if lineage.is_own(key_id, version, &self.former) {
-                return Ok(true);
+                return match self.legacy || is_bound(sealed) {
+                    true => Ok(true),
+                    false => Err(unknown("data without associated data is not read")
+                        .with_hint("set settings.legacyData: true")),
+                };
             }
             self.usable(&lineage, version)?;
             return Err(unknown("belongs to another key, or to a former one of this name")
@@ -352,91 +371,14 @@ impl Vault {
             let text = format!("{key_id} stands beside a ciphertext of version {version}");
             return Err(Error::new(Kind::Corrupt, text));
         };
-        if !self.legacy {
-            return Err(unknown("data of vault-kubernetes-kms is not read")
-                .with_hint("set settings.legacyData: true"));
-        }
-        let lineage = self.lineage_with(version, deadline).await?;
-        self.usable(&lineage, version)?;
-        match lineage.is_legacy(number) {
-            true => Ok(false),
-            false => Err(unknown("is no version of this key")),
-        }
-    }
-
-    /// Whether data of `version` can be unwrapped, as far as is known.
-    fn usable(&self, lineage: &Lineage, version: u32) -> Result<(), Error> {
-        let key = self.transit.kek().shown();
-        let refused = |why: String, hint: &str| {
-            let text = format!("key {key}: version {version} {why}");
-            Err(Error::new(Kind::KeyState, text).with_hint(hint.to_owned()))
-        };
-        let lowest = lineage.min_decryption();
-        if version < lowest {
-            return refused(
-                format!("is below min_decryption_version {lowest}"),
-                "lower min_decryption_version until all data has been written anew",
-            );
-        }
-        if version > lineage.latest() {
-            return refused(
-                format!("is newer than the newest, {}", lineage.latest()),
-                "the key may have been restored from an old backup, or a replica lags behind",
-            );
-        }
-        if !lineage.knows(version) {
-            return refused("was trimmed".into(), "restore the key from a backup");
-        }
-        Ok(())
-    }
-
-    /// What kept Vault from wrapping: the state of the key tells, not the text.
-    async fn why_not_encrypted(&self, answer: &Answer, version: u32, deadline: Instant) -> Error {
-        let of = format!("encrypt with {}", self.transit.kek().shown());
-        let status = answer.status.as_u16();
-        if !matches!(status, 400 | 403 | 404) {
-            return answer::refused(answer, &of);
-        }
-        // Where the key is missing Vault answers 400 or 403, by what the policy allows.
-        let lineage = match self.look(deadline).await {
-            Ok(lineage) if status == 400 => lineage,
-            Err(error) if status == 400 || error.kind() != Kind::Denied => return error,
-            _ => return self.transit.denied(answer, "encrypt"),
-        };
-        if version < lineage.min_encryption() {
-            return answer::error(Kind::KeyState, answer, &of).with_hint(
-                "the key was rotated and older versions may not encrypt: the new one is announced next",
-            );
-        }
-        if version > lineage.latest() {
-            return answer::error(Kind::Unavailable, answer, &of)
-                .with_hint("a replica lags behind, or the key was restored from an old backup");
-        }
-        answer::error(Kind::KeyState, answer, &of).with_hint("check the settings of the key")
-    }
-
-    /// What kept Vault from unwrapping: the state of the key tells, not the text.
-    async fn why_not_decrypted(&self, answer: &Answer, version: u32, deadline: Instant) -> Error {
-        let of = format!("decrypt with {}", self.transit.kek().shown());
-        if !matches!(answer.status.as_u16(), 400 | 403 | 404) {
-            return answer::refused(answer, &of);
-        }
-        let state = match self.look(deadline).await {
-            Ok(lineage) => self.usable(&lineage, version),
-            Err(error) => Err(error),
-        };
-        match (state, answer.status.as_u16()) {
-            (Err(error), status) if status == 400 || error.kind() != Kind::Denied => error,
-            (Ok(()), 400) => answer::error(Kind::Corrupt, answer, &of),
-            _ => self.transit.denied(answer, "decrypt"),
-        }
+        self.check_legacy(key_id, number, version, deadline).await.map(|()| false)
     }
 }
 
 impl Witness {
     fn bound(&self) -> Bound<'_> {
         let ciphertext = std::str::from_utf8(&self.ciphertext).unwrap_or_default();
-        Bound { ciphertext, key_id: Some(&self.key_id) }
+        Bound { ciphertext, key_id: self.key_id.as_ref() }
     }
 }
 

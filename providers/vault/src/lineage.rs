@@ -14,9 +14,8 @@ use crate::config::Kek;
 
 /// So much of the hash tells any two versions apart.
 const HASH: usize = 16;
-/// Key types that bind associated data to what they encrypt.
-const AEAD: [&str; 5] =
-    ["aes128-gcm96", "aes256-gcm96", "chacha20-poly1305", "xchacha20-poly1305", "managed_key"];
+/// Key types that bind associated data to what they encrypt, and tell when a version was made.
+const AEAD: [&str; 4] = ["aes128-gcm96", "aes256-gcm96", "chacha20-poly1305", "xchacha20-poly1305"];
 
 /// What Vault says of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,12 +25,14 @@ pub(crate) struct Lineage {
     min_decryption: u32,
     min_encryption: u32,
     /// Versions that can be used, with the second at which each was made.
-    made: BTreeMap<u32, i64>,
+    pub(crate) made: BTreeMap<u32, i64>,
+    deletion_allowed: bool,
 }
 
 /// As Vault writes it.
 #[derive(Deserialize)]
 pub(crate) struct RawKey {
+    name: Option<String>,
     #[serde(default)]
     r#type: String,
     #[serde(default)]
@@ -43,6 +44,8 @@ pub(crate) struct RawKey {
     min_decryption_version: u32,
     #[serde(default)]
     min_encryption_version: u32,
+    #[serde(default)]
+    deletion_allowed: bool,
     #[serde(default)]
     keys: BTreeMap<String, serde_json::Value>,
 }
@@ -78,6 +81,11 @@ impl Lineage {
             let text = format!("key {}: {why}", kek.shown());
             Err(Error::new(Kind::KeyState, text).with_hint(hint.to_owned()))
         };
+        if let Some(name) = raw.name.as_ref().filter(|name| **name != kek.key) {
+            let text = format!("key {}: the answer is about a key {name:?}", kek.shown());
+            return Err(Error::new(Kind::Unavailable, text)
+                .with_hint("see whether it is Vault that answers, or a cache in its place"));
+        }
         if raw.soft_deleted {
             return refused(
                 "it is marked as deleted".into(),
@@ -85,7 +93,8 @@ impl Lineage {
             );
         }
         if !AEAD.contains(&raw.r#type.as_str()) {
-            let why = format!("a key of type {:?} cannot bind associated data", raw.r#type);
+            let kind = &raw.r#type;
+            let why = format!("a key of type {kind:?} cannot be used with associated data here");
             return refused(why, "make one of type aes256-gcm96 and give it a new key id");
         }
         if raw.derived {
@@ -107,7 +116,13 @@ impl Lineage {
             min_decryption: raw.min_decryption_version,
             min_encryption: raw.min_encryption_version,
             made,
+            deletion_allowed: raw.deletion_allowed,
         })
+    }
+
+    /// Whether Vault would delete the key if it were told to.
+    pub(crate) fn deletion_allowed(&self) -> bool {
+        self.deletion_allowed
     }
 
     /// The version to write with.
@@ -142,15 +157,6 @@ impl Lineage {
         let Some(made) = self.made.get(&version) else { return false };
         let mut names = std::iter::once(&self.kek).chain(former);
         names.any(|kek| kek.name(version, *made) == key_id.as_str())
-    }
-
-    /// Whether vault-kubernetes-kms may have written this number with this key. It asks for the
-    /// newest version after it has encrypted, perhaps another server, and never looks at the number
-    /// again: while the key is rotated the two need not agree, and the data must be read all the
-    /// same. The ciphertext names the version that counts.
-    pub(crate) fn is_legacy(&self, number: u64) -> bool {
-        let made = |made: &i64| u64::try_from(*made) == Ok(number);
-        (1..=u64::from(self.latest)).contains(&number) || self.made.values().any(made)
     }
 
     /// Whether this is the same key as `old`, perhaps rotated: a version is made only once.

@@ -4,34 +4,27 @@
 //! connections. What they are made of is hashed, contents of files included, so that changed
 //! credentials make another session, which is tried beside the old one.
 //!
-//! The token is renewed at two thirds of its life by one task that sleeps in between. Where it
-//! cannot be renewed, or not for long any more, and where Vault no longer knows it, the session
-//! logs in again; callers who need a new token at the same time share one login, which goes on when
-//! they have no more time: a wrapping that was opened for nobody would be lost.
-
-mod renewal;
+//! The token is a [`Lease`]: it is renewed at two thirds of its life, and replaced by a new login
+//! where it cannot be renewed, or not for long any more, and where Vault no longer knows it. A
+//! refused login is not repeated with the same credential; the last token serves while it is valid.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode};
 use serde::Deserialize;
 use sidekey_core::{Error, Files, Kind, Secret, sha256};
-use tokio::sync::OwnedMutexGuard;
-use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout_at};
+use sidekey_rest::lease::{Grant, Held, Source};
+use sidekey_rest::secret_header;
+use sidekey_rest::{Answer, Http, Lease, Limits, Proxy, Request, Servers, Shared, read};
+use tokio::time::Instant;
 
-use crate::answer;
+use crate::api;
 use crate::auth::Auth;
-use crate::client::{Client, Limits, Trust};
 use crate::config::Config;
-use crate::lockout::Attempt;
-use crate::server::{Answer, Request};
-use crate::tls;
-use crate::token::{Token, header};
 
 /// For what nobody waits for.
 const BACKGROUND: Duration = Duration::from_secs(10);
@@ -40,31 +33,49 @@ const BACKGROUND: Duration = Duration::from_secs(10);
 const YOUNG: Duration = Duration::from_secs(30);
 /// Calls that use a token which is given back have this long to end.
 const GRACE: Duration = Duration::from_secs(10);
+/// So long after a login a replica may not have heard of it.
+const FRESH: Duration = Duration::from_secs(60);
 
 /// Sessions in use, by the hash of what they are made of.
-static SESSIONS: Mutex<Vec<([u8; 32], Weak<Session>)>> = Mutex::new(Vec::new());
+static SESSIONS: Shared<[u8; 32], Session> = Shared::new();
 
 /// One login.
 pub(crate) struct Session {
-    /// The hash of what it is made of.
-    digest: [u8; 32],
-    client: Arc<Client>,
-    auth: Auth,
-    namespace: Option<HeaderValue>,
+    lease: Lease<Login>,
     /// The end of our certificate, if we show one.
     certified: Option<SystemTime>,
-    token: Mutex<Option<Arc<Token>>>,
-    /// Held by who logs in.
-    login: Arc<tokio::sync::Mutex<()>>,
-    renewal: Mutex<Option<AbortHandle>>,
+    /// Held by who has a refused token replaced.
+    replacing: tokio::sync::Mutex<()>,
     /// Whether tokens may not look at themselves.
     blind: AtomicBool,
 }
 
+/// Where tokens come from.
+pub(crate) struct Login {
+    servers: Servers,
+    auth: Auth,
+    namespace: Option<HeaderValue>,
+}
+
+/// What a login gave.
+pub(crate) struct Token {
+    /// As it is sent.
+    header: HeaderValue,
+    /// The state of the cluster that knows it, where it says so.
+    index: Option<HeaderValue>,
+    /// Whether its life can be drawn out.
+    renewable: bool,
+    /// The life that it had at first.
+    whole: Option<Duration>,
+}
+
+/// What Vault says of a token: of a new or renewed one under `auth`, of one that is looked up under
+/// `data`.
 #[derive(Deserialize)]
-struct Login<'a> {
+struct Told<'a> {
     #[serde(borrow)]
     auth: Option<Granted<'a>>,
+    data: Option<Known>,
 }
 
 #[derive(Deserialize)]
@@ -77,318 +88,299 @@ struct Granted<'a> {
     renewable: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Known {
-    data: KnownToken,
-}
-
-#[derive(Deserialize)]
-struct KnownToken {
-    #[serde(default)]
     ttl: u64,
-    #[serde(default)]
     renewable: bool,
 }
 
 impl Session {
     /// The session of this configuration, which may be in use already.
     pub(crate) fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
-        let digest = fingerprint(config, files);
-        let mut list = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        list.retain(|(_, session)| session.strong_count() > 0);
-        let known = list.iter().find(|(of, _)| *of == digest);
-        if let Some(session) = known.and_then(|(_, session)| session.upgrade()) {
-            return Ok(session);
-        }
-        let session = Arc::new(Self::new(digest, config, files)?);
-        list.push((digest, Arc::downgrade(&session)));
-        Ok(session)
+        SESSIONS.get(fingerprint(config, files), || Self::new(config, files))
     }
 
-    fn new(digest: [u8; 32], config: &Config, files: &Files) -> Result<Self, Error> {
-        let addresses = config.addresses();
-        let encrypted = addresses.iter().any(|address| address.is_tls());
-        let bundle = config.bundle().filter(|_| encrypted);
-        let pair = config.pair().filter(|_| encrypted);
-        let tls = bundle.map(|bundle| tls::client(&bundle, pair.as_ref(), files)).transpose()?;
-        let (tls, certified) = tls.map_or((None, None), |(tls, expiry)| (Some(tls), expiry));
-        let trust = Trust {
-            tls,
-            name: config.server_name().map(str::to_owned),
-            is_own: config.own_bundle().is_some(),
-        };
-        for address in addresses.iter().filter(|address| address.is_exposed()) {
-            tracing::warn!(%address, "tokens and keys go to this server in plain text: use https");
-        }
+    fn new(config: &Config, files: &Files) -> Result<Self, Error> {
+        let (addresses, trust) = (config.addresses(), config.trust(files)?);
         let (connect, request) = config.timeouts();
-        let client = Client::new(&addresses, trust, Limits { connect, request })?;
+        let http = Http::new(&trust, Proxy::new(None), Limits { connect, ..Limits::default() });
+        let judge = api::judge(addresses.clone(), config.own_bundle().is_some());
+        let (auth, space) = (Auth::new(config, files)?, config.auth_namespace());
+        let (credential, pause) = (credential(&auth, &space, config, files), auth.pause());
+        let servers = Servers::new(http, addresses, request, judge);
+        let login = Login { servers, auth, namespace: api::namespace(&space)? };
         Ok(Self {
-            digest,
-            client: Arc::new(client),
-            auth: Auth::new(config, files)?,
-            namespace: namespace(&config.auth_namespace())?,
-            certified,
-            token: Mutex::default(),
-            login: Arc::default(),
-            renewal: Mutex::default(),
+            lease: Lease::new(login, credential, pause),
+            certified: trust.expiry,
+            replacing: tokio::sync::Mutex::default(),
             blind: AtomicBool::new(false),
         })
     }
 
     /// One line for `/status`.
     pub(crate) fn note(&self) -> String {
-        let address = self.client.address().map(|address| address.to_string());
-        format!("{} by {}", address.unwrap_or_default(), self.auth.name())
+        let Login { servers, auth, .. } = self.lease.source();
+        let address = servers.first().map(|address| address.to_string());
+        format!("{} by {}", address.unwrap_or_default(), auth.name())
     }
 
     /// When the certificate that we show expires, or the token where there is none: a token of a
     /// certificate is renewed as long as that is valid.
     pub(crate) fn expiry(&self) -> Option<SystemTime> {
-        self.certified.or_else(|| held(&self.token).as_ref()?.expires)
+        self.certified.or_else(|| self.lease.expiry())
+    }
+
+    /// Gives the token back at once, for all who share it: the process ends.
+    pub(crate) async fn close(&self) {
+        self.lease.close().await;
     }
 
     /// Asks with our token. If it is refused, it is replaced and the question is asked once more.
-    pub(crate) async fn ask(
-        self: &Arc<Self>,
-        mut request: Request,
-        deadline: Instant,
-    ) -> Result<Answer, Error> {
-        if matches!(self.auth, Auth::Agent) {
-            return self.client.ask(&request, deadline).await;
+    pub(crate) async fn ask(&self, request: Request, deadline: Instant) -> Result<Answer, Error> {
+        let Login { servers, auth, .. } = self.lease.source();
+        if matches!(auth, Auth::Agent) {
+            return servers.ask(request, deadline).await;
         }
-        let token = self.token(deadline).await?;
-        token.sign(&mut request);
-        let answer = self.client.ask(&request, deadline).await?;
+        let token = self.lease.get(deadline).await?;
+        let answer = servers.ask(signed(request.clone(), &token), deadline).await?;
         if answer.status != StatusCode::FORBIDDEN {
             return Ok(answer);
         }
-        let Some(token) = self.replaced(&token, deadline).await? else { return Ok(answer) };
-        token.sign(&mut request);
-        self.client.ask(&request, deadline).await
-    }
-
-    /// The token in use; the first one, and one that has expired, are asked for here.
-    async fn token(self: &Arc<Self>, deadline: Instant) -> Result<Arc<Token>, Error> {
-        if let Some(token) = self.current() {
-            return Ok(token);
-        }
-        let one = self.lock(deadline).await?;
-        match self.current() {
-            Some(token) => Ok(token),
-            None => self.log_in(one, deadline).await,
+        match self.replaced(&token, deadline).await? {
+            Some(token) => servers.ask(signed(request, &token), deadline).await,
+            None => Ok(answer),
         }
     }
 
     /// A better token than the one that was refused, if there can be one: the refusal may be for
     /// a reason that no login mends, so it is not tried again and again.
     async fn replaced(
-        self: &Arc<Self>,
-        refused: &Arc<Token>,
+        &self,
+        refused: &Arc<Held<Token>>,
         deadline: Instant,
-    ) -> Result<Option<Arc<Token>>, Error> {
-        let one = self.lock(deadline).await?;
-        match self.current() {
-            Some(token) if !Arc::ptr_eq(&token, refused) => return Ok(Some(token)),
-            _ => {}
-        }
-        if matches!(self.auth, Auth::Token(_)) {
+    ) -> Result<Option<Arc<Held<Token>>>, Error> {
+        let login = self.lease.source();
+        if matches!(login.auth, Auth::Token(_)) {
             return Ok(None);
         }
-        let young = refused.given.elapsed() < YOUNG;
-        if young && (self.blind.load(Ordering::Relaxed) || self.is_known(refused, deadline).await?)
-        {
+        let _one = self.replacing.lock().await;
+        let current = self.lease.held().filter(|held| !Arc::ptr_eq(held, refused));
+        if current.is_some() {
+            return Ok(current);
+        }
+        let young = refused.since.elapsed() < YOUNG;
+        if young && (self.blind.load(Ordering::Relaxed) || login.knows(refused, deadline).await?) {
             return Ok(None);
         }
-        tracing::info!(method = self.auth.name(), "Vault refuses the token: logging in again");
-        let token = self.log_in(one, deadline).await?;
-        self.revoke(refused);
+        tracing::info!(method = login.auth.name(), "Vault refuses the token: logging in again");
+        let token = self.lease.replace(refused, deadline).await?;
+        login.give_back(refused);
         // A policy that does not let a token look at itself would have every one look unknown.
-        let known = self.is_known(&token, deadline).await.unwrap_or(true);
+        let known = login.knows(&token, deadline).await.unwrap_or(true);
         self.blind.store(!known, Ordering::Relaxed);
         Ok(Some(token))
     }
+}
+
+impl Source for Login {
+    type Item = Token;
+
+    async fn fetch(
+        &self,
+        held: Option<Arc<Held<Token>>>,
+        deadline: Instant,
+    ) -> Result<Grant<Token>, Error> {
+        let renewable = held.as_ref().filter(|held| held.item.renewable);
+        let renewed = match renewable {
+            Some(held) => match self.renew(held, deadline).await {
+                Err(error) if error.kind().is_transient() => return Err(error),
+                renewed => renewed.ok(),
+            },
+            None => None,
+        };
+        // Renewed, but cut short: its longest life comes to an end.
+        let is_whole = |grant: &Grant<Token>| grant.life >= grant.item.whole.map(|whole| whole / 2);
+        match (renewed, &self.auth) {
+            (Some(grant), _) if is_whole(&grant) => Ok(grant),
+            (renewed, Auth::Token(token)) => {
+                if held.is_some() {
+                    tracing::warn!(
+                        "the token cannot be renewed any more: write a new one into its file, a periodic one if possible"
+                    );
+                }
+                match renewed {
+                    Some(grant) => Ok(grant),
+                    None => self.look_up(token, deadline).await,
+                }
+            }
+            _ => {
+                let grant = self.log_in(deadline).await?;
+                if let Some(held) = held {
+                    self.give_back(&held);
+                }
+                Ok(grant)
+            }
+        }
+    }
+
+    /// A token that was given to us is not ours to end. If it cannot be given back it expires by
+    /// itself.
+    async fn revoke(&self, token: &Token) {
+        if !matches!(self.auth, Auth::Token(_) | Auth::Agent) {
+            let request = self.about(token, Method::POST, "revoke-self");
+            let _ = self.servers.ask(request, Instant::now() + BACKGROUND).await;
+        }
+    }
+}
+
+impl Login {
+    async fn log_in(&self, deadline: Instant) -> Result<Grant<Token>, Error> {
+        let (action, method) = ("login", self.auth.name());
+        let login = self.auth.login();
+        let (path, body) = login.ok_or_else(|| Error::new(Kind::Bug, "nothing to log in with"))?;
+        let request = api::request(Method::POST, &path, self.namespace.as_ref(), body);
+        let hint = "check the credentials, the mount of the auth method and its namespace";
+        let answer = self.granted(request, (action, &path), hint, deadline).await?;
+        let told: Told<'_> = read(&answer.body, action)?;
+        let granted = told.auth.ok_or_else(|| {
+            Error::new(Kind::Denied, format!("login by {method}: Vault gave no token"))
+                .with_hint("a login that asks for a second factor cannot be used")
+                .lasting()
+        })?;
+        let grant = grant(secret_header(&granted.client_token)?, &granted, &answer, None);
+        tracing::info!(method, life = ?grant.life, renewable = granted.renewable, "logged in to Vault");
+        Ok(grant)
+    }
+
+    /// What is known of a token that somebody else made.
+    async fn look_up(&self, token: &Secret, deadline: Instant) -> Result<Grant<Token>, Error> {
+        let action = "lookup-self";
+        let header = secret_header(token.as_text().unwrap_or_default())?;
+        let mut token = Token { header, index: None, renewable: false, whole: None };
+        let request = self.about(&token, Method::GET, action);
+        let hint = "the token has expired or was revoked, or its policies do not let it read auth/token/lookup-self, as `default` does: write a new one into its file";
+        let answer = self.granted(request, (action, "the token"), hint, deadline).await?;
+        let told: Told<'_> = read(&answer.body, action)?;
+        let known = told.data.unwrap_or_default();
+        let life = life(known.ttl);
+        (token.renewable, token.whole) = (known.renewable, life);
+        Ok(Grant { item: token, life })
+    }
+
+    async fn renew(&self, held: &Held<Token>, deadline: Instant) -> Result<Grant<Token>, Error> {
+        let action = "renew-self";
+        let request = self.about(&held.item, Method::POST, action);
+        let answer = self.granted(request, (action, "the token"), "", deadline).await?;
+        let told: Told<'_> = read(&answer.body, action)?;
+        let granted = told.auth.filter(|granted| granted.lease_duration > 0);
+        let granted =
+            granted.ok_or_else(|| Error::new(Kind::Denied, "its longest life is over"))?;
+        Ok(grant(held.item.header.clone(), &granted, &answer, Some(&held.item)))
+    }
+
+    /// Asks for what is granted to a credential: a refusal is one of that credential. (A mount or
+    /// namespace that is not there is a mistake of the configuration, and may be mended at once.)
+    async fn granted(
+        &self,
+        request: Request,
+        (action, object): (&str, &str),
+        hint: &str,
+        deadline: Instant,
+    ) -> Result<Answer, Error> {
+        let answer = self.servers.ask(request, deadline).await?;
+        let kind = match answer.status.as_u16() {
+            200 => return Ok(answer),
+            400 | 401 | 403 => Kind::Denied,
+            404 if api::is_vaults(&answer) => Kind::Config,
+            _ => return Err(api::refused(&answer, action, object)),
+        };
+        Err(api::error(kind, hint, &answer, action, object).lasting())
+    }
 
     /// Whether Vault still knows the token.
-    async fn is_known(&self, token: &Token, deadline: Instant) -> Result<bool, Error> {
-        let mut request = self.envelope(Method::GET, "auth/token/lookup-self", Bytes::new());
-        token.sign(&mut request);
-        let answer = self.client.ask(&request, deadline).await?;
+    async fn knows(&self, held: &Held<Token>, deadline: Instant) -> Result<bool, Error> {
+        let request = signed(self.about(&held.item, Method::GET, "lookup-self"), held);
+        let answer = self.servers.ask(request, deadline).await?;
         Ok(answer.status != StatusCode::FORBIDDEN)
     }
 
-    fn current(&self) -> Option<Arc<Token>> {
-        held(&self.token).clone().filter(|token| !token.is_over())
-    }
-
-    async fn lock(&self, deadline: Instant) -> Result<OwnedMutexGuard<()>, Error> {
-        timeout_at(deadline, self.login.clone().lock_owned())
-            .await
-            .map_err(|_| Error::new(Kind::Timeout, "another call is still logging in to Vault"))
-    }
-
-    /// Logs in, for the caller and for those who come after it if it goes away.
-    async fn log_in(
-        self: &Arc<Self>,
-        one: OwnedMutexGuard<()>,
-        deadline: Instant,
-    ) -> Result<Arc<Token>, Error> {
-        let (session, end) = (self.clone(), deadline.max(Instant::now() + BACKGROUND));
-        let work = tokio::spawn(async move {
-            let _one = one;
-            session.log_in_now(end).await
-        });
-        match timeout_at(deadline, work).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(Error::new(Kind::Bug, "the login to Vault was broken off")),
-            Err(_) => Err(Error::new(Kind::Timeout, "the login to Vault takes too long")),
-        }
-    }
-
-    /// Must be called with the lock held.
-    async fn log_in_now(self: &Arc<Self>, deadline: Instant) -> Result<Arc<Token>, Error> {
-        let token = match &self.auth {
-            Auth::Token(token) => self.look_up(token, deadline).await?,
-            _ => self.login(deadline).await?,
-        };
-        let life = token.life;
-        let token = Arc::new(token);
-        *held(&self.token) = Some(token.clone());
-        tracing::info!(
-            method = self.auth.name(),
-            ?life,
-            renewable = token.renewable,
-            "logged in to Vault"
-        );
-        self.keep_alive(&token);
-        Ok(token)
-    }
-
-    async fn login(&self, deadline: Instant) -> Result<Token, Error> {
-        let of = format!("login by {}", self.auth.name());
-        let envelope = self.envelope(Method::POST, "", Bytes::new());
-        let login = self.auth.login(&self.client, &envelope, deadline).await?;
-        let (path, body) = login.ok_or_else(|| Error::new(Kind::Bug, "nothing to log in with"))?;
-        let attempt = Attempt::new(&self.digest, &path, &body)?;
-        let answer = self.client.ask(&Request { path, body, ..envelope }, deadline).await?;
-        match answer.status.as_u16() {
-            200 => attempt.was_accepted(),
-            status @ 400..=404 => {
-                let error = answer::error(Kind::Denied, &answer, &of).with_hint(
-                    "check the credentials, the mount of the auth method and its namespace",
-                );
-                // Wrong credentials are a 400; a mount that is not there, say, locks nothing.
-                attempt.was_refused(&error, status == 400 && self.auth.can_be_locked());
-                return Err(error.lasting());
-            }
-            _ => return Err(answer::refused(&answer, &of)),
-        }
-        let granted: Login<'_> = answer::read(&answer, &of)?;
-        let granted = granted.auth.ok_or_else(|| {
-            Error::new(Kind::Denied, format!("{of}: Vault gave no token"))
-                .with_hint("a login that asks for a second factor cannot be used")
-        })?;
-        let mut token = Token::new(header(&granted.client_token)?, granted.lease_duration);
-        token.renewable = granted.renewable;
-        token.index = answer.index.clone();
-        Ok(token)
-    }
-
-    async fn look_up(&self, token: &Secret, deadline: Instant) -> Result<Token, Error> {
-        let of = "token lookup";
-        let text = token.as_text().unwrap_or_default();
-        let mut request = self.envelope(Method::GET, "auth/token/lookup-self", Bytes::new());
-        request.token = Some(header(text)?);
-        let answer = self.client.ask(&request, deadline).await?;
-        match answer.status.as_u16() {
-            200 => {}
-            403 => {
-                return Err(answer::error(Kind::Denied, &answer, of)
-                    .with_hint(
-                        "the token has expired or was revoked: write a new one into its file",
-                    )
-                    .lasting());
-            }
-            _ => return Err(answer::refused(&answer, of)),
-        }
-        let known: Known = answer::read(&answer, of)?;
-        let mut token = Token::new(header(text)?, known.data.ttl);
-        token.renewable = known.data.renewable;
-        Ok(token)
-    }
-
-    fn envelope(&self, method: Method, path: &str, body: Bytes) -> Request {
-        let (namespace, path) = (self.namespace.clone(), path.to_owned());
-        Request { method, path, body, namespace, token: None, index: None, once: false }
-    }
-
-    /// Gives the token back at once, for all who share it: the process ends.
-    pub(crate) async fn give_back(&self) {
-        let is_ours = !matches!(self.auth, Auth::Token(_) | Auth::Agent);
-        let token = held(&self.token).take().filter(|token| is_ours && !token.is_over());
-        if let Some(token) = token {
-            let request = self.revocation(&token);
-            // If it cannot be given back it expires by itself.
-            let _ = self.client.ask(&request, Instant::now() + BACKGROUND).await;
-        }
-    }
-
-    /// Gives a token of ours back that is no longer needed. Calls that still use it have a moment
-    /// to end; if it cannot be given back it expires by itself.
-    fn revoke(&self, token: &Arc<Token>) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let request = self.revocation(token);
-        let client = self.client.clone();
-        runtime.spawn(async move {
+    /// Gives a token back that is no longer needed. Calls that still use it have a moment to end.
+    fn give_back(&self, held: &Held<Token>) {
+        let request = self.about(&held.item, Method::POST, "revoke-self");
+        let servers = self.servers.clone();
+        tokio::spawn(async move {
             tokio::time::sleep(GRACE).await;
-            let _ = client.ask(&request, Instant::now() + BACKGROUND).await;
+            // If it cannot be given back it expires by itself.
+            let _ = servers.ask(request, Instant::now() + BACKGROUND).await;
         });
     }
 
-    fn revocation(&self, token: &Token) -> Request {
-        let body = Bytes::from_static(b"{}");
-        let mut request = self.envelope(Method::POST, "auth/token/revoke-self", body);
-        token.sign(&mut request);
+    /// A question about a token, asked with it.
+    fn about(&self, token: &Token, method: Method, what: &str) -> Request {
+        let body = Bytes::from_static(if method == Method::POST { b"{}" } else { b"" });
+        let path = format!("auth/token/{what}");
+        let mut request = api::request(method, &path, self.namespace.as_ref(), body);
+        request.headers.insert(api::TOKEN, token.header.clone());
         request
     }
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        if let Some(task) = held(&self.renewal).take() {
-            task.abort();
-        }
-        // A token that was given to us is not ours to end.
-        if matches!(self.auth, Auth::Token(_) | Auth::Agent) {
-            return;
-        }
-        if let Some(token) = self.current() {
-            self.revoke(&token);
-        }
-    }
+fn grant(
+    header: HeaderValue,
+    granted: &Granted<'_>,
+    answer: &Answer,
+    old: Option<&Token>,
+) -> Grant<Token> {
+    let (life, index) = (life(granted.lease_duration), answer.headers.get(api::INDEX).cloned());
+    let index = index.or_else(|| old.and_then(|old| old.index.clone()));
+    let whole = old.map_or(life, |old| old.whole);
+    Grant { item: Token { header, index, renewable: granted.renewable, whole }, life }
 }
 
-/// A namespace as it is sent; none for the root.
-pub(crate) fn namespace(path: &str) -> Result<Option<HeaderValue>, Error> {
-    if path.is_empty() {
-        return Ok(None);
+/// So many seconds; 0 is for ever.
+fn life(seconds: u64) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds))
+}
+
+/// Puts a token on a request. The state of the cluster goes with it only while it is fresh: a
+/// cluster that was restored from a snapshot may never come to that state again, and would refuse
+/// everything (412) for as long as the token lives.
+fn signed(mut request: Request, held: &Held<Token>) -> Request {
+    request.headers.insert(api::TOKEN, held.item.header.clone());
+    if let Some(index) = held.item.index.as_ref().filter(|_| held.since.elapsed() < FRESH) {
+        request.headers.insert(api::INDEX, index.clone());
+        let forward = HeaderValue::from_static("forward-active-node");
+        request.headers.insert(api::INCONSISTENT, forward);
     }
-    let header = HeaderValue::try_from(path);
-    header.map(Some).map_err(|_| Error::new(Kind::Config, "the namespace is no plain text"))
+    request
+}
+
+/// Who logs in, by the hash of what Vault would count a refusal for: no other setting makes another
+/// one of it. Each cluster counts for itself: one that refuses must not keep a key of another from
+/// its token.
+fn credential(auth: &Auth, namespace: &str, config: &Config, files: &Files) -> [u8; 32] {
+    let mut servers: Vec<String> = config.addresses().iter().map(ToString::to_string).collect();
+    servers.sort();
+    let mut parts = vec![sha256(namespace.as_bytes()), sha256(servers.join("\n").as_bytes())];
+    match (auth, auth.login()) {
+        (Auth::Token(token), _) => parts.push(sha256(token.expose())),
+        (_, Some((path, body))) => parts.extend([sha256(path.as_bytes()), sha256(&body)]),
+        _ => {}
+    }
+    if let (Auth::Cert { .. }, Some(pair)) = (auth, config.pair()) {
+        parts.extend(files.secret(&pair.cert).ok().map(|cert| sha256(cert.expose())));
+    }
+    sha256(&parts.concat())
 }
 
 /// What makes two keys share a session: where they go, who they are, and the very contents of
 /// the files.
 fn fingerprint(config: &Config, files: &Files) -> [u8; 32] {
-    let mut text = format!(
-        "{:?}\n{:?}\n{:?}\n{:?}\n{:?}\n{:?}\n",
-        config.addresses(),
-        config.auth_namespace(),
-        config.bundle(),
-        config.server_name(),
-        config.timeouts(),
-        config.credentials,
-    );
-    text.push_str(&format!("{:?}\n", config.pair()));
+    let (to, space, bundle) = (config.addresses(), config.auth_namespace(), config.bundle());
+    let (name, timeouts, pair) = (config.server_name(), config.timeouts(), config.pair());
+    let mut text =
+        format!("{:?}\n{:?}", (to, space, bundle, name, timeouts, pair), config.credentials);
     for path in config.files() {
         let content = files.secret(&path).map(|secret| sha256(secret.expose()));
         text.push_str(&format!("{path:?} {:?}\n", content.ok()));
@@ -396,6 +388,36 @@ fn fingerprint(config: &Config, files: &Files) -> [u8; 32] {
     sha256(text.as_bytes())
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_state_of_the_cluster_is_asked_for_while_the_token_is_fresh() {
+        /// Gives one token that is known to a state.
+        struct One;
+        impl Source for One {
+            type Item = Token;
+            async fn fetch(
+                &self,
+                _: Option<Arc<Held<Token>>>,
+                _: Instant,
+            ) -> Result<Grant<Token>, Error> {
+                let (header, index) =
+                    (HeaderValue::from_static("t"), Some(HeaderValue::from_static("state")));
+                let item = Token { header, index, renewable: false, whole: None };
+                Ok(Grant { item, life: None })
+            }
+        }
+        let lease = Lease::new(One, [0; 32], Duration::ZERO);
+        let held = lease.get(Instant::now() + BACKGROUND).await.unwrap();
+        let index = || {
+            let request = signed(Request::new(Method::GET, "/"), &held);
+            assert!(request.headers.contains_key(api::TOKEN));
+            request.headers.get(api::INDEX).cloned()
+        };
+        assert_eq!(index(), held.item.index);
+        tokio::time::advance(FRESH).await;
+        assert_eq!(index(), None);
+    }
 }

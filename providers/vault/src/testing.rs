@@ -1,16 +1,13 @@
 //! A simulated Vault for what no real one does on request: it answers what a test tells it to.
 //! Real servers are used by the tests beside this crate's sources.
 
-use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sidekey_core::config::Problems;
 use sidekey_core::{Call, Error, Files, Provider};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use sidekey_rest::testing::{self, Fake};
 use tokio::time::Instant;
 
 use crate::{Config, Vault};
@@ -19,104 +16,45 @@ use crate::{Config, Vault};
 pub(crate) const MADE: i64 = 1_700_000_000;
 
 /// A server that is simulated.
-pub(crate) struct Simulated {
-    pub(crate) address: SocketAddr,
-    seen: Arc<Mutex<Vec<Seen>>>,
-}
+pub(crate) struct Simulated(pub(crate) Fake);
 
 /// A request as it came.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) line: String,
-    pub(crate) headers: Vec<(String, String)>,
+    headers: http::HeaderMap,
     pub(crate) body: Value,
 }
 
 /// What is answered.
 #[derive(Clone, Debug)]
-pub(crate) struct Reply {
-    status: u16,
-    headers: Vec<(&'static str, String)>,
-    body: String,
-    /// Closes the connection after it, without a word.
-    closes: bool,
-    /// Promises more than it sends, and waits.
-    hangs: bool,
-    /// Comes only after this time.
-    after: Duration,
-}
+pub(crate) struct Reply(testing::Reply);
 
 impl Simulated {
     /// Answers every request with what `answer` makes of it.
     pub(crate) async fn start(answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
-        let (log, answer) = (seen.clone(), Arc::new(answer));
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (log, answer) = (log.clone(), answer.clone());
-                tokio::spawn(serve(stream, log, answer));
-            }
-        });
-        Self { address, seen }
+        Self(Fake::http(move |seen| answer(&Seen::of(seen)).0).await)
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
+        self.0.url()
     }
 
     /// The requests whose line holds `part`.
     pub(crate) fn seen(&self, part: &str) -> Vec<Seen> {
-        let all = self.seen.lock().unwrap();
-        all.iter().filter(|seen| seen.line.contains(part)).cloned().collect()
+        self.0.seen().iter().map(Seen::of).filter(|seen| seen.is(part)).collect()
     }
-}
-
-async fn serve(
-    stream: TcpStream,
-    log: Arc<Mutex<Vec<Seen>>>,
-    answer: Arc<dyn Fn(&Seen) -> Reply + Send + Sync>,
-) {
-    let mut stream = BufReader::new(stream);
-    while let Some(seen) = read(&mut stream).await {
-        log.lock().unwrap().push(seen.clone());
-        let Reply { status, headers, body, closes, hangs, after } = answer(&seen);
-        tokio::time::sleep(after).await;
-        let length = body.len() + usize::from(hangs);
-        let mut text = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n");
-        for (name, value) in headers {
-            text.push_str(&format!("{name}: {value}\r\n"));
-        }
-        text.push_str(&format!("\r\n{body}"));
-        if stream.write_all(text.as_bytes()).await.is_err() || closes {
-            return;
-        }
-    }
-}
-
-async fn read(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
-    let mut line = String::new();
-    stream.read_line(&mut line).await.ok().filter(|read| *read > 0)?;
-    let (mut headers, mut length) = (Vec::new(), 0);
-    loop {
-        let mut header = String::new();
-        stream.read_line(&mut header).await.ok().filter(|read| *read > 0)?;
-        let Some((name, value)) = header.trim().split_once(": ") else { break };
-        if name.eq_ignore_ascii_case("content-length") {
-            length = value.parse().unwrap();
-        }
-        headers.push((name.to_ascii_lowercase(), value.to_owned()));
-    }
-    let mut body = vec![0; length];
-    stream.read_exact(&mut body).await.ok()?;
-    let body = serde_json::from_slice(&body).unwrap_or_default();
-    Some(Seen { line: line.trim().to_owned(), headers, body })
 }
 
 impl Seen {
+    fn of(seen: &testing::Seen) -> Self {
+        let line = format!("{} {} HTTP/1.1", seen.method, seen.path);
+        let body = serde_json::from_slice(&seen.body).unwrap_or_default();
+        Self { line, headers: seen.headers.clone(), body }
+    }
+
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
+        self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
     pub(crate) fn is(&self, part: &str) -> bool {
@@ -126,32 +64,30 @@ impl Seen {
 
 impl Reply {
     pub(crate) fn new(status: u16, body: &Value) -> Self {
-        let (headers, body, after) = (Vec::new(), body.to_string(), Duration::ZERO);
-        Self { status, headers, body, closes: false, hangs: false, after }
+        Self(testing::Reply::json(status, body))
     }
 
     pub(crate) fn error(status: u16, text: &str) -> Self {
         Self::new(status, &json!({"errors": [text]}))
     }
 
-    pub(crate) fn with(mut self, header: &'static str, value: &str) -> Self {
-        self.headers.push((header, value.to_owned()));
-        self
+    pub(crate) fn with(self, header: &'static str, value: &str) -> Self {
+        Self(self.0.with(header, value))
     }
 
-    pub(crate) fn hanging(mut self) -> Self {
-        self.hangs = true;
-        self
+    /// Never comes.
+    pub(crate) fn hanging(self) -> Self {
+        self.after(Duration::from_secs(600))
     }
 
     pub(crate) fn after(mut self, after: Duration) -> Self {
-        self.after = after;
+        self.0.delay = after;
         self
     }
 
-    pub(crate) fn closing(mut self) -> Self {
-        self.closes = true;
-        self
+    /// Closes the connection after it.
+    pub(crate) fn closing(self) -> Self {
+        self.with("connection", "close")
     }
 }
 

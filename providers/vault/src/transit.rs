@@ -6,14 +6,12 @@ use bytes::Bytes;
 use http::{HeaderValue, Method};
 use serde::{Deserialize, Serialize};
 use sidekey_core::{Error, KeyId, Kind, Secret};
+use sidekey_rest::{Answer, Request, json, read};
 use zeroize::Zeroizing;
 
-use crate::answer;
-use crate::auth::json;
+use crate::api;
 use crate::config::Kek;
 use crate::lineage::{Lineage, RawKey};
-use crate::server::{Answer, Request};
-use crate::session::namespace;
 
 /// The type that an encrypt call asks for. Where the key exists, Vault does not look at it. Where
 /// it is missing and the policy allows to create it, Vault would make one of this type: it cannot,
@@ -30,7 +28,8 @@ pub(crate) struct Transit {
 #[derive(Serialize)]
 struct Encrypt<'a> {
     plaintext: &'a str,
-    associated_data: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    associated_data: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key_version: Option<u32>,
     r#type: &'a str,
@@ -71,7 +70,7 @@ struct Results<'a> {
     batch_results: Vec<Decrypted<'a>>,
 }
 
-/// One ciphertext and what it is bound to; nothing for data of vault-kubernetes-kms.
+/// One ciphertext and what it is bound to; nothing in the form of vault-kubernetes-kms.
 pub(crate) struct Bound<'a> {
     pub(crate) ciphertext: &'a str,
     pub(crate) key_id: Option<&'a KeyId>,
@@ -79,7 +78,7 @@ pub(crate) struct Bound<'a> {
 
 impl Transit {
     pub(crate) fn new(kek: &Kek) -> Result<Self, Error> {
-        Ok(Self { kek: kek.clone(), namespace: namespace(&kek.namespace)? })
+        Ok(Self { kek: kek.clone(), namespace: api::namespace(&kek.namespace)? })
     }
 
     pub(crate) fn kek(&self) -> &Kek {
@@ -93,34 +92,35 @@ impl Transit {
 
     /// Reads it.
     pub(crate) fn seen(&self, answer: &Answer) -> Result<Lineage, Error> {
-        let of = format!("key {}", self.kek.shown());
-        if !answer.status.is_success() {
-            return Err(match answer.status.as_u16() {
-                404 => answer::error(Kind::KeyState, answer, &of).with_hint(
-                    "the key, its mount or its namespace does not exist: it is never made by this provider",
-                ),
-                403 => answer::refused(answer, &of).with_hint(format!(
-                    "the policy must allow read on {}",
-                    self.path("keys")
-                )),
-                _ => answer::refused(answer, &of),
-            });
+        let (action, key) = ("read", self.kek.shown());
+        match answer.status.as_u16() {
+            _ if answer.status.is_success() => {}
+            404 if api::is_vaults(answer) => {
+                let hint = "the key, its mount or its namespace does not exist: it is never made by this provider";
+                return Err(api::error(Kind::KeyState, hint, answer, action, &key));
+            }
+            403 => {
+                let hint = format!("the policy must allow read on {}", self.path("keys"));
+                return Err(api::error(Kind::Denied, &hint, answer, action, &key));
+            }
+            _ => return Err(api::refused(answer, action, &key)),
         }
-        let raw: Data<RawKey> = answer::read(answer, &of)?;
+        let raw: Data<RawKey> = read(&answer.body, &format!("{action} on {key}"))?;
         Lineage::new(&self.kek, raw.data)
     }
 
-    /// Asks to wrap under one version, or under the newest.
+    /// Asks to wrap under one version, or under the newest; bound to `key_id`, if there is one.
     pub(crate) fn encrypt(
         &self,
-        key_id: &KeyId,
+        key_id: Option<&KeyId>,
         version: Option<u32>,
         plaintext: &[u8],
     ) -> Request {
         let plaintext = Zeroizing::new(STANDARD.encode(plaintext));
+        let aad = key_id.map(aad);
         let body = Encrypt {
             plaintext: &plaintext,
-            associated_data: &aad(key_id),
+            associated_data: aad.as_deref(),
             key_version: version,
             r#type: NEVER_MADE,
         };
@@ -129,15 +129,13 @@ impl Transit {
 
     /// Reads what was wrapped, and under which version.
     pub(crate) fn encrypted(&self, answer: &Answer) -> Result<(Bytes, u32), Error> {
-        let of = format!("encrypt with {}", self.kek.shown());
-        let found: Data<Encrypted> = answer::read(answer, &of)?;
+        let of = format!("encrypt on {}", self.kek.shown());
+        let found: Data<Encrypted> = read(&answer.body, &of)?;
         let Encrypted { ciphertext, key_version } = found.data;
         let written = crate::lineage::version_of(ciphertext.as_bytes());
         let agreed = written.filter(|written| key_version.is_none_or(|used| used == *written));
-        let version = agreed.ok_or_else(|| {
-            let text = format!("{of}: Vault does not say which version it used");
-            Error::new(Kind::Bug, text).with_hint("nothing was stored")
-        })?;
+        let version = agreed
+            .ok_or_else(|| odd(&format!("{of}: Vault does not say which version it used")))?;
         Ok((Bytes::from(ciphertext.into_bytes()), version))
     }
 
@@ -150,8 +148,8 @@ impl Transit {
 
     /// Reads what was unwrapped.
     pub(crate) fn decrypted(&self, answer: &Answer) -> Result<Secret, Error> {
-        let of = format!("decrypt with {}", self.kek.shown());
-        let found: Data<Decrypted<'_>> = answer::read(answer, &of)?;
+        let of = format!("decrypt on {}", self.kek.shown());
+        let found: Data<Decrypted<'_>> = read(&answer.body, &of)?;
         plaintext(found.data.plaintext, &of)
     }
 
@@ -167,8 +165,8 @@ impl Transit {
 
     /// Reads which of two could be unwrapped: the first, and whether the second.
     pub(crate) fn decrypted_both(&self, answer: &Answer) -> Result<(Option<Secret>, bool), Error> {
-        let of = format!("decrypt with {}", self.kek.shown());
-        let found: Data<Results<'_>> = answer::read(answer, &of)?;
+        let of = format!("decrypt on {}", self.kek.shown());
+        let found: Data<Results<'_>> = read(&answer.body, &of)?;
         let text = |index: usize| {
             let result = found.data.batch_results.get(index);
             result.and_then(|result| result.plaintext).filter(|text| !text.is_empty())
@@ -187,29 +185,31 @@ impl Transit {
 
     /// Whether it was made.
     pub(crate) fn rotated(&self, answer: &Answer) -> Result<(), Error> {
-        if answer.status.is_success() {
-            return Ok(());
-        }
-        let error = answer::refused(answer, &format!("rotate {}", self.kek.shown()));
+        let (action, key) = ("rotate", self.kek.shown());
         match answer.status.as_u16() {
-            403 => Err(error.with_hint(format!(
-                "the policy must allow update on {}/rotate; serving does not need it",
-                self.path("keys")
-            ))),
-            _ => Err(error),
+            _ if answer.status.is_success() => Ok(()),
+            403 => {
+                let path = self.path("keys");
+                let hint = format!(
+                    "the policy must allow update on {path}/rotate; serving does not need it"
+                );
+                Err(api::error(Kind::Denied, &hint, answer, action, &key))
+            }
+            _ => Err(api::refused(answer, action, &key)),
         }
     }
 
     /// What a refusal of a call means, when the key itself is in order.
     pub(crate) fn denied(&self, answer: &Answer, call: &str) -> Error {
-        let error = answer::refused(answer, &format!("{call} with {}", self.kek.shown()));
-        match answer.status.as_u16() {
-            403 => error.with_hint(format!(
-                "the policy must allow update on {}; if it does, the token is no longer valid",
-                self.path(call)
-            )),
-            _ => error,
+        let key = self.kek.shown();
+        if answer.status.as_u16() != 403 {
+            return api::refused(answer, call, &key);
         }
+        let path = self.path(call);
+        let hint = format!(
+            "the policy must allow update on {path}; if it does, the token is no longer valid"
+        );
+        api::error(Kind::Denied, &hint, answer, call, &key)
     }
 
     fn path(&self, call: &str) -> String {
@@ -218,15 +218,20 @@ impl Transit {
     }
 
     fn request(&self, method: Method, call: &str, body: Bytes) -> Request {
-        let (path, namespace) = (self.path(call), self.namespace.clone());
-        Request { method, path, body, namespace, token: None, index: None, once: false }
+        api::request(method, &self.path(call), self.namespace.as_ref(), body)
     }
 }
 
 fn plaintext(text: Option<&str>, of: &str) -> Result<Secret, Error> {
-    let wrong = || Error::new(Kind::Bug, format!("{of}: the answer holds no plaintext"));
+    let wrong = || odd(&format!("{of}: the answer holds no plaintext"));
     let bytes = STANDARD.decode(text.ok_or_else(wrong)?).map_err(|_| wrong())?;
     Ok(Secret::new(bytes))
+}
+
+/// An answer that no Vault gives. It may pass: a proxy answered in its place.
+fn odd(text: &str) -> Error {
+    Error::new(Kind::Unavailable, text)
+        .with_hint("see whether it is Vault that answers; nothing was stored")
 }
 
 /// Binds a ciphertext to its key_id, so that neither can be exchanged.

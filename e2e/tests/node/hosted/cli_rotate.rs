@@ -69,7 +69,7 @@ impl Person {
             .map(|(index, (id, arn))| {
                 json!({
                     "id": id, "type": "aws", "role": if index == 0 { "write" } else { "read" },
-                    "kek": {"key": arn}, "settings": {"endpoint": url},
+                    "kek": {"key": arn}, "settings": {"endpoint": url, "allowPlaintext": true},
                     "credentials": {"sharedCredentialsFile": "/etc/sidekey/credentials"},
                     "files": [{
                         "name": "credentials",

@@ -75,6 +75,14 @@ fn hypershifts_variables_lead_to_the_credentials_and_to_the_token() {
 }
 
 #[test]
+fn where_there_are_no_profiles_nothing_is_named_and_nothing_breaks() {
+    let (files, environment) = (Files::read([]).unwrap(), Environment::of(|_| None));
+    assert!(read(json!({})).named_files(&files, &environment).is_empty());
+    let profiles = read(json!({})).profiles(&files, &environment).unwrap();
+    assert!(!profiles.has_credentials() && profiles.web_identity().is_none());
+}
+
+#[test]
 fn variables_count_only_where_no_credentials_are_configured() {
     let environment = Environment::of(|name| match name {
         "AWS_SHARED_CREDENTIALS_FILE" => Some("/aws/credentials".into()),
@@ -97,4 +105,16 @@ fn variables_count_only_where_no_credentials_are_configured() {
         _ => None,
     });
     assert!(read(json!({})).files(&keys).is_empty());
+}
+
+#[test]
+fn plain_text_leaves_the_machine_only_where_that_is_allowed() {
+    let with = |url: &str, allowed: bool| {
+        let settings = json!({"endpoint": url, "stsEndpoint": url, "allowPlaintext": allowed});
+        mistakes(json!({"kek": {"key": A}, "settings": settings}))
+    };
+    assert_eq!(with("http://kms.example", false), ["settings.endpoint", "settings.stsEndpoint"]);
+    assert!(with("http://kms.example", true).is_empty());
+    assert!(with("http://127.0.0.1:5000", false).is_empty());
+    assert!(with("https://kms.example", false).is_empty());
 }

@@ -92,7 +92,8 @@ async fn a_ca_is_replaced_while_it_runs_without_a_failed_call() {
     // It is really verified: the old one is trusted no more.
     scene.gateway.present(&old.server(&scene.dir, "third").unwrap()).unwrap();
     let refused = client.decrypt(&sealed).await.unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+    assert!(refused.message().contains("not trusted"), "{refused}");
 }
 
 #[tokio::test]
@@ -106,9 +107,9 @@ async fn an_unknown_ca_is_refused_by_name_and_healed_by_the_right_bundle() {
         Ok(error)
     })
     .await;
-    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
     let checked = scene.check().await;
-    assert_eq!(checked["kind"], "config", "{checked}");
+    assert_eq!(checked["kind"], "unavailable", "{checked}");
     let text = checked["error"].as_str().unwrap();
     assert!(text.contains("not trusted: set settings.caBundle"), "{text}");
     fs::write(&scene.bundle, own.pem()).unwrap();
@@ -122,4 +123,19 @@ async fn an_unknown_ca_is_refused_by_name_and_healed_by_the_right_bundle() {
     })
     .await;
     client.round_trip(&PLAINTEXT).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_swapped_before_our_bundle_is_borne_for_the_coast() {
+    let [old, new] = ["old", "new"].map(|name| Authority::new(name).unwrap());
+    let scene = start("ca-early", &old, &old.pem()).await;
+    healthy(&scene.plugin, "kms").await;
+    let client = kms(&scene.plugin, "kms").await;
+    let sealed = client.round_trip(&PLAINTEXT).await.unwrap();
+    scene.gateway.present(&new.server(&scene.dir, "second").unwrap()).unwrap();
+    let refused = client.decrypt(&sealed).await.unwrap_err();
+    assert!(refused.message().contains("not trusted"), "{refused}");
+    client.status().await.unwrap();
+    replace(&scene.plugin, &scene.bundle, &new.pem()).await;
+    client.decrypt(&sealed).await.unwrap();
 }

@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use super::fields::{ProbeOptions, RawHealth, RawProbe, endpoint, health, number, probe};
 use super::{Problems, ProcessOptions, read};
-use crate::app::Configuration;
-use crate::backend::{Connector, Typed};
-use crate::canary::Canary;
+use crate::key::canary::Canary;
 use crate::process::HealthOptions;
+use crate::process::app::Configuration;
+use crate::provider::backend::{Connector, Typed};
 use crate::{Endpoint, Provider};
 
 /// Where a key listens unless told otherwise.

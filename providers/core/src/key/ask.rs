@@ -1,13 +1,13 @@
-//! What a request may need of the key's keeper, and how it waits for it.
+//! What a request may need of the key's task, and how it waits for it.
 
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::Key;
-use crate::proof::within;
+use crate::key::proof::within;
 use crate::{Error, Kind};
 
-/// What a request may need of the keeper.
+/// What a request may need of the task.
 pub(crate) enum KeeperRequest {
     /// Read the files again: what is in them may be newer than what is in use.
     Reread(oneshot::Sender<()>),
@@ -16,12 +16,12 @@ pub(crate) enum KeeperRequest {
 }
 
 impl Key {
-    /// Has the keeper read the key's files at once, and waits until it has.
+    /// Has the task read the key's files at once, and waits until it has.
     pub(super) async fn reread(&self, deadline: Instant) {
         let (done, answer) = oneshot::channel();
         let asking = async {
             if self.requests.send(KeeperRequest::Reread(done)).await.is_ok() {
-                // The keeper is gone when the key is: there is nothing to wait for then.
+                // The task is gone when the key is: there is nothing to wait for then.
                 let _ = answer.await;
             }
         };
@@ -29,11 +29,11 @@ impl Key {
         let _ = timeout_at(deadline, asking).await;
     }
 
-    /// Has the keeper prove at once that the key encrypts.
+    /// Has the task prove at once that the key encrypts.
     pub(super) async fn prove_encrypt(&self, deadline: Instant) -> Result<(), Error> {
         let (done, answer) = oneshot::channel();
         let asking = async {
-            // The keeper is gone when the key is.
+            // The task is gone when the key is.
             let gone = || Error::new(Kind::Unavailable, format!("key {} was removed", self.id));
             self.requests.send(KeeperRequest::Encrypts(done)).await.map_err(|_| gone())?;
             answer.await.map_err(|_| gone())?

@@ -9,13 +9,13 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{Kms, Operation, PROOF_AGE, RequestError, UNREACHED};
 use crate::error::cut;
-use crate::limits::{check_decrypt, check_encrypt, shown_uid};
+use crate::kms::limits::{check_decrypt, check_encrypt, shown_uid};
 use crate::metrics::RequestMetrics;
+use crate::process::telemetry::RateLimit;
 use crate::proto::v2::key_management_service_server::KeyManagementService;
 use crate::proto::v2::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
 };
-use crate::telemetry::RateLimit;
 use crate::{Call, Kind, Secret, code_name};
 
 /// For callers who name no time: well above what a KMS needs, well below what a probe waits.
@@ -235,9 +235,9 @@ mod tests {
 
     use super::*;
     use crate::kms::StatusReport;
+    use crate::kms::server::{serve_kms_over, stopper};
     use crate::metrics::MetricRegistry;
     use crate::proto::v2::key_management_service_server::KeyManagementServiceServer;
-    use crate::server::{serve_kms_over, stopper};
     use crate::testing::memory_at;
     use crate::{KeyId, Sealed, client};
 

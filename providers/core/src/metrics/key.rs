@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use prometheus_client::metrics::histogram::Histogram;
 
@@ -12,7 +12,8 @@ use super::{
 };
 use crate::config::KeyNumber;
 use crate::kms::Operation;
-use crate::{Connections, Endpoint, KeyId, Kind};
+use crate::provider::backend::Backend;
+use crate::{Connections, Deletion, Endpoint, KeyId, Kind};
 
 /// What is asked of a KMS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,16 +38,24 @@ pub(crate) struct ProviderMetrics {
     key_ids: Labelled<Gauge>,
     reloads: Labelled<Counter>,
     expiry: Labelled<Gauge>,
+    deletion: Labelled<Gauge>,
+    deletable: Labelled<Gauge>,
     shared: Labelled<Counter>,
     refused: Labelled<Counter>,
 }
+
+/// The calls to the KMS for one purpose, in the order of [`BackendCall`].
+pub(crate) struct BackendCalls([(Counter, Histogram); 3]);
 
 /// The metrics of one key, looked up once.
 pub(crate) struct KeyMetrics {
     metrics: Arc<ProviderMetrics>,
     key: String,
     endpoint: String,
-    backend: [(Counter, Histogram); 3],
+    /// Calls that somebody asked for.
+    pub(crate) requests: BackendCalls,
+    /// Those that keep the key proven.
+    pub(crate) probes: BackendCalls,
     pub(crate) reloads: ReloadCounter,
     pub(crate) shared: Counter,
     pub(crate) refused: Counter,
@@ -94,6 +103,14 @@ impl ProviderMetrics {
                 "kms_credentials_expiry_timestamp_seconds",
                 "When the credentials in use expire, where that is known",
             ),
+            deletion: new.gauges(
+                "kms_key_deletion_timestamp_seconds",
+                "When the KMS deletes the key, where that is planned",
+            ),
+            deletable: new.gauges(
+                "kms_key_deletion_allowed",
+                "1 if the KMS would let somebody delete the key at once, where it tells",
+            ),
             shared: new.counters(
                 "kms_shared_decrypts",
                 "Decrypt requests answered by an equal one already under way",
@@ -124,16 +141,21 @@ impl KeyMetrics {
         let key = key.to_string();
         let of_key = || ("key", key.clone().into());
         let calls = [BackendCall::KeyId, BackendCall::Encrypt, BackendCall::Decrypt];
-        let backend = calls.map(|call| {
-            let labels = || [of_key(), ("operation", call.label().into())];
-            (metrics.backend_calls.with(labels()), metrics.backend_durations.with(labels()))
-        });
+        let backend = |purpose: &'static str| {
+            BackendCalls(calls.map(|call| {
+                let [key, operation] = [of_key(), ("operation", call.label().into())];
+                let durations = metrics.backend_durations.with([key.clone(), operation.clone()]);
+                let purpose = ("purpose", purpose.into());
+                (metrics.backend_calls.with([key, operation, purpose]), durations)
+            }))
+        };
         for kind in Kind::ALL {
             metrics.errors.with([of_key(), ("kind", kind.label().into())]);
         }
         let this = Self {
             endpoint: endpoint.to_string(),
-            backend,
+            requests: backend("request"),
+            probes: backend("probe"),
             reloads: ReloadCounter::of(&metrics.reloads, &[of_key()]),
             shared: metrics.shared.with([of_key()]),
             refused: metrics.refused.with([of_key()]),
@@ -144,13 +166,6 @@ impl KeyMetrics {
         };
         this.healthy(false);
         this
-    }
-
-    /// Counts one call to the KMS.
-    pub(crate) fn called(&self, call: BackendCall, took: Duration) {
-        let (calls, durations) = &self.backend[call as usize];
-        calls.inc();
-        durations.observe(took.as_secs_f64());
     }
 
     /// Counts a failed probe.
@@ -184,19 +199,28 @@ impl KeyMetrics {
         }
         let (key, endpoint) = (self.key.clone().into(), self.endpoint.clone().into());
         self.metrics.healthy.remove([("key", key), ("endpoint", endpoint)]);
-        self.metrics.expiry.remove([("key", self.key.clone().into())]);
+        for gauge in [&self.metrics.expiry, &self.metrics.deletion, &self.metrics.deletable] {
+            gauge.remove([("key", self.key.clone().into())]);
+        }
         self.show_hash(None);
     }
 
-    /// When the credentials in use expire.
-    pub(crate) fn expiry(&self, at: Option<SystemTime>) {
+    /// What a client knows of times to come: the end of its credentials and of the key itself.
+    pub(crate) fn ends(&self, backend: &dyn Backend) {
+        let Deletion { at, allowed } = backend.deletion();
+        self.set(&self.metrics.expiry, backend.expiry().map(seconds));
+        self.set(&self.metrics.deletion, at.map(seconds));
+        self.set(&self.metrics.deletable, allowed.map(i64::from));
+    }
+
+    fn set(&self, gauge: &Labelled<Gauge>, value: Option<i64>) {
         let labels = [("key", self.key.clone().into())];
-        match at {
+        match value {
             _ if self.retired() => {}
-            Some(at) => {
-                self.metrics.expiry.with(labels).set(seconds(at));
+            Some(value) => {
+                gauge.with(labels).set(value);
             }
-            None => self.metrics.expiry.remove(labels),
+            None => gauge.remove(labels),
         }
     }
 
@@ -215,6 +239,15 @@ impl KeyMetrics {
 
     fn retired(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
+    }
+}
+
+impl BackendCalls {
+    /// Counts one call.
+    pub(crate) fn called(&self, call: BackendCall, took: Duration) {
+        let (calls, durations) = &self.0[call as usize];
+        calls.inc();
+        durations.observe(took.as_secs_f64());
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use tokio::time::sleep;
 
 use super::{Peer, SocketOptions, in_use};
-use crate::endpoint::MAX_PATH;
+use crate::socket::endpoint::MAX_PATH;
 use crate::{Endpoint, Error, Kind};
 
 /// Our directories within that of the socket; each lives for an instant.

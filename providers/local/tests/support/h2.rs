@@ -134,16 +134,24 @@ impl Raw {
     }
 
     pub(crate) fn send(&mut self, kind: u8, flags: u8, stream: u32, body: &[u8]) {
-        let length = u32::try_from(body.len()).unwrap().to_be_bytes();
-        let mut frame = [&length[1..], &[kind, flags], &stream.to_be_bytes()].concat();
-        frame.extend_from_slice(body);
         if !self.closed {
-            self.write(&frame);
+            self.write(&frame(kind, flags, stream, body));
         }
     }
 }
 
+fn frame(kind: u8, flags: u8, stream: u32, body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(body.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), body].concat()
+}
+
 fn headers(method: &str) -> Vec<u8> {
+    // Literal, never indexed, no Huffman.
+    literal(method, 0)
+}
+
+/// Headers that begin with `form`: whether they are to be indexed.
+fn literal(method: &str, form: u8) -> Vec<u8> {
     let path = format!("/v2.KeyManagementService/{method}");
     let headers = [
         (":method", "POST"),
@@ -155,8 +163,7 @@ fn headers(method: &str) -> Vec<u8> {
     ];
     let mut block = Vec::new();
     for (name, value) in headers {
-        // Literal, never indexed, no Huffman.
-        block.push(0);
+        block.push(form);
         for text in [name, value] {
             block.push(u8::try_from(text.len()).unwrap());
             block.extend_from_slice(text.as_bytes());
@@ -168,23 +175,16 @@ fn headers(method: &str) -> Vec<u8> {
 /// Done by a client that opens connections by what it is given, and keeps them to the end.
 pub(crate) type Abuse = (&'static str, fn(&dyn Fn() -> Raw) -> Vec<Raw>);
 
-/// Frames that cost a server more than a client.
-pub(crate) const FLOODS: [Abuse; 4] = [
+/// All that a client may do to a server.
+pub(crate) const ABUSES: [Abuse; 8] = [
+    ("unfinished requests", unfinished),
+    ("unfinished requests of a few bytes", short),
+    ("answers that nobody reads", unread),
+    ("answers for which there is no window", windowless),
     ("rapid reset", rapid_reset),
     ("CONTINUATION flood", continuation_flood),
     ("SETTINGS and PING flood", control_flood),
     ("many connections", many_connections),
-];
-
-/// All that a client may do to a server.
-pub(crate) const ABUSES: [Abuse; 7] = [
-    ("unfinished requests", unfinished),
-    ("answers that nobody reads", unread),
-    ("answers for which there is no window", windowless),
-    FLOODS[0],
-    FLOODS[1],
-    FLOODS[2],
-    FLOODS[3],
 ];
 
 /// How long a client waits that means no good.
@@ -219,6 +219,22 @@ fn unfinished(open: &dyn Fn() -> Raw) -> Vec<Raw> {
                 raw.body(stream, &part[..size], false);
             }
         }
+    }
+    crowd
+}
+
+/// As many requests as there may be, of 15 bytes each, all at once: their headers are those of the
+/// first, by number.
+fn short(open: &dyn Fn() -> Raw) -> Vec<Raw> {
+    let mut crowd: Vec<Raw> = (0..CROWD).map(|_| open()).collect();
+    let same: Vec<u8> = (0..6).map(|n| 0x80 | (67 - n)).collect();
+    let rest = streams(STREAMS).skip(1).map(|stream| frame(HEADERS, END_HEADERS, stream, &same));
+    let rest: Vec<u8> = rest.flatten().collect();
+    for raw in &mut crowd {
+        raw.send(HEADERS, END_HEADERS, 1, &literal("Encrypt", 0x40));
+    }
+    for raw in crowd.iter_mut().filter(|raw| !raw.closed) {
+        raw.write(&rest);
     }
     crowd
 }

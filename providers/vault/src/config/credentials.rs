@@ -5,9 +5,14 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use sidekey_core::config::Problems;
 
-use super::{NO_NAME, bare, check_file, check_path, is_name, pair};
-use crate::tls::Pair;
+use sidekey_rest::files::check_absolute;
+use sidekey_rest::tls::Pair;
 
+use super::{NO_NAME, bare, check_path, is_name, pair};
+use crate::dropin::given::given;
+
+/// Why a wrapped secret-id is not taken.
+pub(crate) const NO_WRAPPING: &str = "cannot be used: a wrapping opens once, and each replica and each restart would need one of its own; write the secret-id itself, and name it in secretIdFile";
 const ONLY_FLAGS: &str = "is for secrets on the command line: name a file instead";
 
 /// How the provider proves who it is: exactly one of these.
@@ -32,8 +37,8 @@ pub(crate) struct AppRole {
     pub(crate) role_id: Option<String>,
     pub(crate) role_id_file: Option<PathBuf>,
     pub(crate) secret_id_file: Option<PathBuf>,
-    /// A token that the secret-id is wrapped in.
-    pub(crate) wrapped_secret_id_file: Option<PathBuf>,
+    /// Only to say why not.
+    wrapped_secret_id_file: Option<PathBuf>,
     /// The secret-id was given on the command line.
     pub(crate) given: Option<bool>,
 }
@@ -115,7 +120,7 @@ impl Credentials {
             problems.within("cert", |problems| {
                 check_path("mount", cert.mount.as_deref().map(bare), problems);
                 check_required("certFile", cert.cert_file.as_deref(), problems);
-                check_file("keyFile", cert.key_file.as_deref(), problems);
+                check_absolute(&[("keyFile", cert.key_file.as_deref())], problems);
             });
         }
         if let Some(user) = &self.userpass {
@@ -129,9 +134,8 @@ impl Credentials {
     }
 
     pub(super) fn files(&self) -> Vec<PathBuf> {
-        let role = self.app_role.iter().flat_map(|role| {
-            [&role.role_id_file, &role.secret_id_file, &role.wrapped_secret_id_file]
-        });
+        let role = self.app_role.iter();
+        let role = role.flat_map(|role| [&role.role_id_file, &role.secret_id_file]);
         let jwt = self.kubernetes.iter().chain(&self.jwt).map(|jwt| &jwt.token_file);
         let user = self.userpass.iter().map(|user| &user.password_file);
         let token = self.token.iter().map(|token| &token.file);
@@ -148,13 +152,13 @@ impl AppRole {
             (Some(id), None) if id.trim().is_empty() => problems.add("roleId", "is empty"),
             _ => {}
         }
-        check_file("roleIdFile", self.role_id_file.as_deref(), problems);
-        check_file("secretIdFile", self.secret_id_file.as_deref(), problems);
-        check_file("wrappedSecretIdFile", self.wrapped_secret_id_file.as_deref(), problems);
-        if self.secret_id_file.is_some() && self.wrapped_secret_id_file.is_some() {
-            problems.add("wrappedSecretIdFile", "excludes secretIdFile");
+        let secret = self.secret_id_file.as_deref();
+        let files = [("roleIdFile", self.role_id_file.as_deref()), ("secretIdFile", secret)];
+        check_absolute(&files, problems);
+        if self.wrapped_secret_id_file.is_some() {
+            problems.add("wrappedSecretIdFile", NO_WRAPPING);
         }
-        if self.given == Some(true) && !crate::given::is_given() {
+        if self.given == Some(true) && given(self.given).is_none() {
             problems.add("given", ONLY_FLAGS);
         }
     }
@@ -182,9 +186,9 @@ impl Userpass {
     }
 }
 
-fn check_given(field: &str, path: Option<&Path>, given: Option<bool>, problems: &mut Problems) {
-    match given {
-        Some(true) if crate::given::is_given() => {}
+fn check_given(field: &str, path: Option<&Path>, said: Option<bool>, problems: &mut Problems) {
+    match said {
+        Some(true) if given(said).is_some() => {}
         Some(true) => problems.add("given", ONLY_FLAGS),
         _ => check_required(field, path, problems),
     }
@@ -194,5 +198,5 @@ fn check_required(field: &str, path: Option<&Path>, problems: &mut Problems) {
     if path.is_none() {
         problems.add(field, "is required");
     }
-    check_file(field, path, problems);
+    check_absolute(&[(field, path)], problems);
 }

@@ -60,6 +60,8 @@ fn each_mistake_has_its_path() {
         ("/settings/tls/keyFile", json!("/k"), "settings.tls.certFile"),
         ("/settings/connectTimeout", json!("0s"), "settings.connectTimeout"),
         ("/settings/requestTimeout", json!(5), "settings.requestTimeout"),
+        ("/settings/addresses", json!(["http://a:8200"]), "settings.addresses[0]"),
+        ("/settings/associatedData", json!(false), "settings.legacyData"),
         ("/settings/skipVerify", json!(true), "settings.skipVerify"),
         ("/credentials/token", json!({"file": "/t"}), "credentials"),
         ("/credentials/appRole/roleId", json!("r"), "credentials.appRole.roleIdFile"),
@@ -80,6 +82,22 @@ fn each_mistake_has_its_path() {
             mistakes(&document)
         );
     }
+}
+
+#[test]
+fn a_wrapped_secret_id_is_refused_with_the_reason() {
+    let mut document = sound();
+    let role = json!({"roleIdFile": "/r", "wrappedSecretIdFile": "/w"});
+    document["credentials"]["appRole"] = role;
+    let mut problems = Problems::default();
+    let config = sidekey_core::config::read::<Config>(&document, &mut problems).unwrap();
+    config.check(&mut problems);
+    let problems: Vec<_> = problems.iter().collect();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert_eq!(problems[0].path, "credentials.appRole.wrappedSecretIdFile");
+    let said = format!("{problems:?}");
+    assert!(said.contains("each replica and each restart"), "{said}");
+    assert!(!config.files().iter().any(|file| file.ends_with("w")));
 }
 
 #[test]
@@ -110,6 +128,7 @@ fn every_method_says_what_it_lacks() {
     }
     let mut plain = sound();
     plain["settings"]["addresses"] = json!(["http://a"]);
+    plain["settings"]["allowPlaintext"] = true.into();
     plain["credentials"] = json!({"cert": {"certFile": "/c"}});
     assert_eq!(mistakes(&plain), ["settings.addresses"], "a certificate needs TLS");
 }

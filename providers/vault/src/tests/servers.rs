@@ -48,6 +48,8 @@ async fn all_servers_sealed_is_a_passing_failure_that_names_one() {
 #[tokio::test]
 async fn codes_have_their_kinds() {
     for (status, kind) in [
+        (400, Kind::Unavailable),
+        (418, Kind::Unavailable),
         (412, Kind::Unavailable),
         (429, Kind::Throttled),
         (472, Kind::Unavailable),
@@ -162,7 +164,7 @@ async fn an_answer_without_end_is_refused() {
     .await;
     let secret = Secret::new();
     let error = refusal(connect(&secret.config(&[server.url()])).await);
-    assert!(error.report().contains("too long"), "{}", error.report());
+    assert!(error.report().contains("longer than"), "{}", error.report());
 }
 
 #[tokio::test]

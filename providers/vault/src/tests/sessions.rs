@@ -254,3 +254,86 @@ async fn namespaces_of_key_and_login_are_kept_apart() {
     assert_eq!(of("/login"), [Some("team/a".into()), Some("logins".into()), None]);
     assert!(of("/keys/").iter().all(|found| found.as_deref() == Some("team/a")));
 }
+
+#[tokio::test]
+async fn three_replicas_with_a_wrong_secret_id_are_three_refusals_whatever_else_changes() {
+    let server = Simulated::start(|seen| match seen.is("/login") {
+        true => Reply::error(400, "invalid role or secret ID"),
+        false => sound(seen, "t", &[MADE]),
+    })
+    .await;
+    let secret = Secret::new();
+    secret.write("s.refused-for-good");
+    // What one replica does: it tries again and again, and its settings change meanwhile.
+    for timeout in ["1s", "2s", "3s"] {
+        let mut document = document(&[server.url()], &secret.path());
+        document["settings"]["requestTimeout"] = timeout.into();
+        for _ in 0..3 {
+            let error = refusal(connect(&config(&document)).await);
+            assert_eq!(error.kind(), Kind::Denied, "{}", error.report());
+            assert!(error.is_lasting(), "waiting does not mend it");
+        }
+    }
+    assert_eq!(server.seen("/login").len(), 1, "one refusal of each replica");
+    secret.write("s.right-but-refused");
+    refusal(connect(&secret.config(&[server.url()])).await);
+    assert_eq!(server.seen("/login").len(), 2, "other credentials are tried at once");
+}
+
+#[tokio::test]
+async fn the_last_token_serves_while_a_new_login_is_refused() {
+    let logins = Arc::new(AtomicUsize::new(0));
+    let count = logins.clone();
+    let server = Simulated::start(move |seen| {
+        if seen.is("/login") && count.fetch_add(1, Ordering::Relaxed) > 0 {
+            return Reply::error(400, "invalid role or secret ID");
+        }
+        if seen.is("/login") || seen.is("/renew-self") {
+            let auth = json!({"client_token": "t", "lease_duration": 6, "renewable": false});
+            return Reply::new(200, &json!({"auth": auth}));
+        }
+        sound(seen, "t", &[MADE])
+    })
+    .await;
+    let secret = Secret::new();
+    secret.write("s.refused-later");
+    let vault = connect(&secret.config(&[server.url()])).await.unwrap();
+    until("a refused login", || logins.load(Ordering::Relaxed) > 1).await;
+    let key_id = vault.key_id().await.expect("the token is still valid");
+    let mut last = Ok(());
+    until_async("the end of the token", async || {
+        last = vault.encrypt(&key_id, b"plain", &call()).await.map(|_| ());
+        last.is_err()
+    })
+    .await;
+    assert_eq!(last.unwrap_err().kind(), Kind::Denied);
+    assert_eq!(logins.load(Ordering::Relaxed), 2, "a refused login is not repeated");
+}
+
+/// Waits for something that asking shows.
+async fn until_async(what: &str, mut done: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !done().await {
+        assert!(Instant::now() < end, "waited too long for {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_may_not_look_at_itself_gets_a_true_hint() {
+    let server = Simulated::start(|seen| match seen.is("/lookup-self") {
+        true => Reply::error(403, "permission denied"),
+        false => sound(seen, "t", &[MADE]),
+    })
+    .await;
+    let secret = Secret::new();
+    secret.write("s.blind-token");
+    let mut document = document(&[server.url()], &secret.path());
+    document["credentials"] = json!({"token": {"file": secret.path()}});
+    let error = refusal(connect(&config(&document)).await);
+    assert_eq!(error.kind(), Kind::Denied);
+    let hint = error.hint().unwrap_or_default();
+    for part in ["expired or was revoked", "auth/token/lookup-self", "`default`"] {
+        assert!(hint.contains(part), "{hint}");
+    }
+}

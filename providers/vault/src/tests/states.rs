@@ -244,3 +244,70 @@ async fn data_of_vault_kubernetes_kms_is_read_without_associated_data() {
         assert_eq!(error.kind(), Kind::KeyState);
     }
 }
+
+/// A client of the stage's key that binds what it writes, or does not.
+async fn client(stage: &Stage, binds: bool) -> Vault {
+    let mut document = document(&[stage.server.url()], &stage.secret.path());
+    document["settings"]["associatedData"] = binds.into();
+    connect(&config(&document)).await.unwrap()
+}
+
+#[tokio::test]
+async fn what_is_written_with_and_without_associated_data_is_read_in_either_mode() {
+    let stage = Stage::new().await;
+    let clients = [client(&stage, true).await, client(&stage, false).await];
+    for (writer, binds) in clients.iter().zip([true, false]) {
+        let key_id = writer.key_id().await.unwrap();
+        // The second one is verified together with the first as its witness.
+        for _ in 0..2 {
+            let sealed = writer.encrypt_current(&key_id, b"dek", &call()).await.unwrap();
+            let asked = stage.server.seen("/encrypt/").pop().unwrap();
+            assert_eq!(asked.body.get("associated_data").is_some(), binds, "{asked:?}");
+            writer.verify(&sealed, &call()).await.unwrap();
+            let asked = stage.server.seen("/decrypt/").pop().unwrap().body.to_string();
+            assert_eq!(asked.contains("associated_data"), binds, "{asked}");
+            for reader in &clients {
+                assert_eq!(reader.decrypt(&sealed, &call()).await.unwrap().expose(), b"dek");
+                let asked = stage.server.seen("/decrypt/").pop().unwrap();
+                assert_eq!(asked.body.get("associated_data").is_some(), binds, "{asked:?}");
+            }
+        }
+    }
+    let key_ids = [clients[0].key_id().await.unwrap(), clients[1].key_id().await.unwrap()];
+    assert_eq!(key_ids[0], key_ids[1], "it is the same key in either mode");
+}
+
+#[tokio::test]
+async fn unbound_data_is_refused_where_such_data_is_not_read() {
+    let stage = Stage::new().await;
+    let writer = client(&stage, false).await;
+    let key_id = writer.key_id().await.unwrap();
+    let sealed = writer.encrypt(&key_id, b"dek", &call()).await.unwrap();
+    let mut strict = document(&[stage.server.url()], &stage.secret.path());
+    strict["settings"]["legacyData"] = false.into();
+    let strict = connect(&config(&strict)).await.unwrap();
+    let error = strict.decrypt(&sealed, &call()).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::KeyState);
+    assert!(error.report().contains("settings.legacyData"), "{}", error.report());
+}
+
+#[tokio::test]
+async fn a_key_that_may_be_deleted_is_seen() {
+    let allowed = Arc::new(AtomicUsize::new(0));
+    let flag = allowed.clone();
+    let server = Simulated::start(move |seen| {
+        if !seen.is("/keys/") {
+            return sound(seen, "t", &[MADE]);
+        }
+        let data = json!({"type": "aes256-gcm96", "latest_version": 1, "keys": {"1": MADE},
+            "deletion_allowed": flag.load(Ordering::Relaxed) > 0, "name": "kms"});
+        Reply::new(200, &json!({"data": data}))
+    })
+    .await;
+    let secret = Secret::new();
+    let vault = connect(&secret.config(&[server.url()])).await.unwrap();
+    assert_eq!(vault.deletion().allowed, Some(false));
+    allowed.store(1, Ordering::Relaxed);
+    vault.key_id().await.unwrap();
+    assert_eq!(vault.deletion().allowed, Some(true));
+}

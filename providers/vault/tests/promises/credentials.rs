@@ -14,7 +14,6 @@ async fn every_auth_method_serves() {
     let stage = Stage::new("methods").await;
     let (bao, policy) = (&stage.bao, [stage.name.as_str()]);
     stage.write("role-id", &format!("{}\n", stage.role.role_id));
-    stage.write("wrapped", &stage.role.wrapped_secret_id("300s").await.unwrap());
     stage.write("token", &bao.make_token(&policy, &json!({"ttl": "1h"})).await.unwrap());
 
     let issuer = Issuer::new().unwrap();
@@ -35,7 +34,6 @@ async fn every_auth_method_serves() {
     let file = |name: &str| stage.path(name);
     let ways = [
         json!({"appRole": {"mount": "methods", "roleIdFile": file("role-id"), "secretIdFile": file("secret-id")}}),
-        json!({"appRole": {"mount": "methods", "roleIdFile": file("role-id"), "wrappedSecretIdFile": file("wrapped")}}),
         json!({"jwt": {"mount": "methods-jwt", "role": "kms", "tokenFile": file("jwt")}}),
         json!({"cert": {"mount": "methods-cert", "role": "kms", "certFile": files.certificate, "keyFile": files.key}}),
         json!({"userpass": {"mount": "methods-user", "username": "kms", "passwordFile": file("password")}}),
@@ -45,7 +43,7 @@ async fn every_auth_method_serves() {
         (1..).zip(&ways).map(|(id, way)| stage.key_with(id, &stage.key, way)).collect();
     let mut served = stage.serve_document(&quick(&keys)).await;
     let sealed = served.round_trip().await;
-    for id in 2..=6 {
+    for id in 2..=5 {
         let kms = stage.kms(id).await;
         assert_eq!(&kms.decrypt(&sealed).await.unwrap()[..], PLAINTEXT, "key {id}");
         assert_eq!(kms.round_trip(PLAINTEXT).await.unwrap().key_id, sealed.key_id, "key {id}");
@@ -94,36 +92,6 @@ async fn a_service_account_token_is_followed_when_it_is_rotated() {
     bao.revoke_logins("jwt-rotated").await.unwrap();
     served.reads(&sealed).await;
     pulse.stop().await;
-}
-
-#[tokio::test]
-async fn a_wrapped_secret_id_is_unwrapped_once_and_a_spent_one_is_named() {
-    let stage = Stage::new("wrapped").await;
-    stage.write("wrapped", &stage.role.wrapped_secret_id("300s").await.unwrap());
-    let way = json!({"appRole": {
-        "mount": "wrapped", "roleId": stage.role.role_id, "wrappedSecretIdFile": stage.path("wrapped"),
-    }});
-    let document = quick(&[stage.key_with(1, &stage.key, &way)]);
-    let mut served = stage.serve_document(&document).await;
-    let sealed = served.round_trip().await;
-    // The token goes: the secret-id inside is remembered, its wrapping is not opened twice.
-    assert!(stage.bao.revoke_logins("wrapped").await.unwrap() > 0);
-    served.reads(&sealed).await;
-
-    // A new wrapping, as a rotation of the secret-id brings it.
-    let pulse = Pulse::start(&served.kms, &sealed);
-    stage.write("wrapped", &stage.role.wrapped_secret_id("300s").await.unwrap());
-    served.logs("new files or settings are in use").await;
-    pulse.stop().await;
-
-    // After a restart the wrapping is spent: no guess, but a word about what to do.
-    served.restart(&stage).await;
-    served.logs("probe of the key failed").await;
-    let error = served.wait_bad().await;
-    says(&error, Code::PermissionDenied, &["wrap"]);
-    stage.write("wrapped", &stage.role.wrapped_secret_id("300s").await.unwrap());
-    served.wait_ok().await;
-    served.reads(&sealed).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! In the place of the plugins that it replaces: their flags, their variables, their data.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use sidekey_conformance::Launched;
 use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::http::HttpClient;
@@ -10,10 +12,18 @@ use sidekey_e2e::ports::Port;
 use sidekey_e2e::{OpenBao, Scratch};
 use tonic::Code;
 
-use crate::support::{PLAINTEXT, Stage, binary, failed, shared};
+use crate::support::{PLAINTEXT, Stage, binary, failed, quick, shared};
 
 fn flag(name: &str, value: impl std::fmt::Display) -> String {
     format!("-{name}={value}")
+}
+
+/// Unwraps as vault-kubernetes-kms does: it sends the ciphertext and nothing else.
+async fn unwrapped(stage: &Stage, sealed: &EncryptResponse) -> anyhow::Result<Vec<u8>> {
+    let ciphertext = std::str::from_utf8(&sealed.ciphertext)?;
+    let order = serde_json::json!({"ciphertext": ciphertext});
+    let answer = stage.bao.write(&stage.key.path("decrypt"), &order).await?;
+    Ok(STANDARD.decode(answer["data"]["plaintext"].as_str().unwrap_or_default())?)
 }
 
 #[tokio::test]
@@ -149,10 +159,11 @@ async fn the_arguments_and_data_of_vault_kubernetes_kms_are_taken() {
     // A number that this key has never had is not its own.
     failed(served.kms.decrypt(&old(&first, "3")).await, Code::FailedPrecondition, &["no version"]);
     failed(served.kms.decrypt(&old(&first, "one")).await, Code::FailedPrecondition, &[]);
-    // Data of ours does not pass for data of theirs, which has no binding.
+    // The way back is open: what is written is what that plugin sends to Vault to be unwrapped,
+    // which is the ciphertext and nothing else.
     let ours = served.round_trip().await;
-    let text = String::from_utf8(ours.ciphertext.to_vec()).unwrap();
-    assert!(served.kms.decrypt(&old(&text, "2")).await.is_err());
+    assert_eq!(unwrapped(&stage, &ours).await.unwrap(), PLAINTEXT);
+    served.reads(&ours).await;
 
     let http = HttpClient::plain(health.address());
     for path in ["/health", "/live", "/metrics"] {
@@ -164,4 +175,33 @@ async fn the_arguments_and_data_of_vault_kubernetes_kms_are_taken() {
     assert!(!log.contains(&secret_id));
     let status = served.plugin.status().await.unwrap().to_string();
     assert!(!status.contains(&secret_id), "{status}");
+}
+
+/// Moves between the two settings, as somebody does who leaves vault-kubernetes-kms for good.
+#[tokio::test]
+async fn what_either_setting_wrote_is_read_under_the_other_and_only_one_goes_back() {
+    let stage = Stage::new("binding").await;
+    let document = |binds: bool| {
+        let mut key = stage.app_role_key(1, &stage.key);
+        key["settings"]["associatedData"] = binds.into();
+        quick(&[key])
+    };
+    let mut served = stage.serve_document(&document(false)).await;
+    let unbound = served.round_trip().await;
+    served.plugin.reconfigure(&document(true)).unwrap();
+    served.logs_times("new files or settings are in use", 1).await;
+    let bound = served.round_trip().await;
+    assert_eq!(bound.key_id, unbound.key_id, "it is the same version of the same key");
+    served.reads(&unbound).await;
+    assert_eq!(unwrapped(&stage, &unbound).await.unwrap(), PLAINTEXT);
+    assert!(unwrapped(&stage, &bound).await.is_err(), "nothing binds it");
+    served.plugin.reconfigure(&document(false)).unwrap();
+    served.logs_times("new files or settings are in use", 2).await;
+    served.reads(&bound).await;
+    served.reads(&unbound).await;
+    // Neither can be passed off as the other.
+    let (mut forged, mut stripped) = (bound, unbound);
+    std::mem::swap(&mut forged.annotations, &mut stripped.annotations);
+    failed(served.kms.decrypt(&forged).await, Code::DataLoss, &[]);
+    failed(served.kms.decrypt(&stripped).await, Code::DataLoss, &[]);
 }

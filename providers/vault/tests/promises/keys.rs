@@ -283,3 +283,14 @@ async fn data_of_a_mount_that_was_renamed_is_read_under_its_former_name() {
     let theirs = stranger.serve().await.round_trip().await;
     failed(served.kms.decrypt(&theirs).await, Code::FailedPrecondition, &[]);
 }
+
+#[tokio::test]
+async fn a_key_that_may_be_deleted_is_a_gauge() {
+    for (name, allowed) in [("deletable", true), ("undeletable", false)] {
+        let stage = Stage::new(name).await;
+        stage.key.configure(&json!({"deletion_allowed": allowed})).await.unwrap();
+        let served = stage.serve().await;
+        let gauge = served.metric("kms_key_deletion_allowed", &[]).await;
+        assert_eq!(gauge, f64::from(u8::from(allowed)), "{name}");
+    }
+}

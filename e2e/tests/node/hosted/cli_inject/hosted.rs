@@ -90,7 +90,7 @@ async fn ours_take_their_place(scene: &Scene) -> Result<()> {
             "adopt": [{"name": name, "key": 1}],
             "keys": [{
                 "id": 1, "type": "aws", "role": "write", "kek": {"key": scene.arn},
-                "settings": {"endpoint": hosted.aws_url()},
+                "settings": {"endpoint": hosted.aws_url(), "allowPlaintext": true},
                 "credentials": {
                     "accessKeyIdFile": "/etc/sidekey/access-key-id",
                     "secretAccessKeyFile": "/etc/sidekey/secret-access-key",

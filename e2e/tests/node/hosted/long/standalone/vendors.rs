@@ -93,7 +93,9 @@ impl Aws {
         let exposed = scene.cluster.expose(moto.address()).await?;
         let config = json!({"keys": [{
             "id": 4, "kek": {"key": arn, "region": REGION},
-            "settings": {"endpoint": format!("http://{}", exposed.address())},
+            "settings": {
+                "endpoint": format!("http://{}", exposed.address()), "allowPlaintext": true,
+            },
             "credentials": {"sharedCredentialsFile": "/etc/sidekey/credentials"},
         }]})
         .to_string();

@@ -1,0 +1,68 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use super::*;
+
+fn told(seats: &[Seat]) -> Vec<Option<Order>> {
+    seats.iter().map(|seat| seat.0.order()).collect()
+}
+
+#[tokio::test]
+async fn who_never_asked_goes_first_then_the_longest_idle_and_nobody_who_is_served() {
+    let connections = Connections::limited("test", 4);
+    let enter = || connections.enter();
+    let mut seats: Vec<Seat> = (0..4).map(|_| enter().unwrap()).collect();
+    // The first is at work, the second and third have asked, the fourth never has.
+    let mut served = seats[0].counter()();
+    served.work();
+    drop(seats[2].counter()());
+    drop(seats[1].counter()());
+    seats.push(enter().unwrap());
+    assert_eq!(told(&seats), [None, None, None, Some(Order::Gone), None]);
+    drop(seats.pop());
+    // Asked to leave in good order: they may be about to ask again.
+    for _ in 0..2 {
+        seats.push(enter().unwrap());
+        drop(seats.last().unwrap().counter()());
+    }
+    let polite = Some(Order::Leave);
+    assert_eq!(told(&seats), [None, None, polite, Some(Order::Gone), None, None]);
+    let slow = seats[1].counter()();
+    let mut busy: Vec<_> = seats[4..].iter().map(|seat| seat.counter()()).collect();
+    for request in &mut busy {
+        request.work();
+    }
+    seats.push(enter().unwrap());
+    assert_eq!(seats[1].0.order(), polite, "it keeps us waiting");
+    drop(slow);
+    let mut last = seats.last().unwrap().counter()();
+    last.work();
+    assert!(enter().is_none(), "all are at work");
+    assert_eq!(connections.count(), 7);
+    drop((served, busy, last, seats));
+    assert_eq!((connections.count(), connections.0.metrics.unfinished.get()), (0, 0));
+}
+
+#[tokio::test]
+async fn of_those_with_more_than_their_share_the_longest_waiting_is_closed() {
+    let connections = Connections::default();
+    let [honest, hostile, other] = [(); 3].map(|()| connections.enter().unwrap());
+    let mut at_work = honest.counter()();
+    at_work.work();
+    // Since before all others; but it is one alone.
+    let early = honest.counter()();
+    let mut waiting: Vec<_> = (0..1500).map(|_| hostile.counter()()).collect();
+    waiting.extend((0..500).map(|_| other.counter()()));
+    let asked = honest.counter()();
+    assert_eq!([&honest, &hostile, &other].map(|seat| seat.0.order()), [None; 3]);
+    waiting.extend((0..100).map(|_| other.counter()()));
+    assert_eq!(hostile.ordered().await, Order::Gone);
+    assert_eq!([&honest, &other].map(|seat| seat.0.order()), [None; 2], "one is enough");
+    drop((asked, early));
+    let mut long = other.counter()();
+    long.hold(MAX_HELD + 1).unwrap();
+    assert_eq!(other.ordered().await, Order::Gone);
+    assert_eq!(honest.0.order(), None);
+    at_work.hold(1).unwrap();
+    drop((long, waiting));
+    at_work.hold(MAX_HELD).unwrap_err();
+}

@@ -1,0 +1,382 @@
+//! What expires and must be had anew: a token, a session, credentials.
+//!
+//! A lease is renewed in the background at two thirds of its life, give or take a tenth, so that no
+//! request waits and a fleet does not come in step. Whoever needs it at the same time shares one
+//! call, which goes on when they have no more time. While renewing fails, the last good one serves
+//! as long as it is valid. A source that fails is asked again after a pause that grows, also where
+//! nothing is held: a storm of requests is no storm of logins.
+//!
+//! What the source refuses ([`Kind::Denied`]) is not sent again by this process for the pause that
+//! the vendor sets, [`LOCKOUT`] where refusals lock an account: three replicas with one wrong
+//! secret are three refusals. The refusal is remembered by the credential, not by the lease, so
+//! that a changed setting does not begin anew; other credentials are tried at once.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
+
+use sidekey_core::{Backoff, Error, Kind, jitter};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+/// Longer than any KMS counts refusals before it locks an account.
+pub const LOCKOUT: Duration = Duration::from_secs(16 * 60);
+/// Longest wait for the source: one that takes a request and says nothing must not be waited for
+/// when the next call would be answered.
+const ASK: Duration = Duration::from_secs(15);
+/// An item that ends sooner than this is as good as ended: a request takes its time.
+const TOO_LATE: Duration = Duration::from_secs(5);
+/// Calls that use an item which is given back have this long to end.
+const GRACE: Duration = Duration::from_secs(10);
+/// What was given is tried at least this long: our clock may be wrong, and a source that gives what
+/// has ended must not be asked without a pause.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// Nothing that counts lives longer than a century.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+/// Pauses after failures that may pass.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
+/// More than the credentials of a process.
+const MAX_REFUSED: usize = 64;
+
+/// What was refused, by whose credential, and until when that holds.
+static REFUSED: Mutex<Vec<([u8; 32], Instant, Error)>> = Mutex::new(Vec::new());
+
+/// Where items come from.
+pub trait Source: Send + Sync + 'static {
+    /// What is leased.
+    type Item: Send + Sync + 'static;
+
+    /// Gets an item. `held` is the one in use, which may be renewed in place of a new login.
+    /// [`Kind::Denied`] is a refusal of the credential.
+    fn fetch(
+        &self,
+        held: Option<Arc<Held<Self::Item>>>,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Grant<Self::Item>, Error>> + Send;
+
+    /// Gives an item back that nobody uses any more; nothing may depend on it.
+    fn revoke(&self, _item: &Self::Item) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+}
+
+/// What a source gave.
+pub struct Grant<T> {
+    /// The item.
+    pub item: T,
+    /// How long it is good from now; `None` for ever.
+    pub life: Option<Duration>,
+}
+
+/// An item in use.
+pub struct Held<T> {
+    /// The item.
+    pub item: T,
+    /// When it was had.
+    pub since: Instant,
+    /// Its whole life; `None` for ever.
+    pub life: Option<Duration>,
+    due: Option<Instant>,
+    expires: Option<SystemTime>,
+}
+
+/// A lease of one source; cheap to clone. The item is given back when the last clone goes.
+pub struct Lease<S: Source>(Arc<Inner<S>>);
+
+struct Inner<S: Source> {
+    source: Arc<S>,
+    /// Who asks: the hash of role and secret alone.
+    credential: [u8; 32],
+    /// For how long a refused credential is not sent again.
+    pause: Duration,
+    state: Mutex<State<S::Item>>,
+    /// Held by the one who asks the source.
+    asking: tokio::sync::Mutex<()>,
+    renews: AtomicBool,
+}
+
+struct State<T> {
+    held: Option<Arc<Held<T>>>,
+    backoff: Backoff,
+    /// The last failure, and until when it stands for the next one too.
+    failure: Option<(Instant, Error)>,
+}
+
+impl<S: Source> Lease<S> {
+    /// Nothing has been asked for yet. `credential` is the hash of role and secret; `pause` is for
+    /// how long it is not sent again after a refusal.
+    pub fn new(source: S, credential: [u8; 32], pause: Duration) -> Self {
+        let state = State { held: None, backoff: PAUSES, failure: None };
+        Self(Arc::new(Inner {
+            source: Arc::new(source),
+            credential,
+            pause,
+            state: Mutex::new(state),
+            asking: tokio::sync::Mutex::default(),
+            renews: AtomicBool::new(false),
+        }))
+    }
+
+    /// An item that is good; waits only where there is none.
+    pub async fn get(&self, deadline: Instant) -> Result<Arc<Held<S::Item>>, Error> {
+        match self.0.good() {
+            Some(held) => Ok(held),
+            None => self.fetched(None, deadline).await,
+        }
+    }
+
+    /// The KMS may not take `used` any more: another one. If there is none, `used` stays: see
+    /// [`discard`](Self::discard), and [`Held::since`] to tell a refusal that a new one does not
+    /// mend.
+    pub async fn replace(
+        &self,
+        used: &Arc<Held<S::Item>>,
+        deadline: Instant,
+    ) -> Result<Arc<Held<S::Item>>, Error> {
+        match self.0.good().filter(|held| !Arc::ptr_eq(held, used)) {
+            Some(held) => Ok(held),
+            None => self.fetched(Some(used.clone()), deadline).await,
+        }
+    }
+
+    /// The KMS has said that `used` is dead: nobody gets it any more, also where there is no other.
+    pub fn discard(&self, used: &Arc<Held<S::Item>>) {
+        let mut state = self.0.state();
+        state.held.take_if(|held| Arc::ptr_eq(held, used));
+    }
+
+    /// The item in use, good or not.
+    pub fn held(&self) -> Option<Arc<Held<S::Item>>> {
+        self.0.state().held.clone()
+    }
+
+    /// When the item in use ends, for people.
+    pub fn expiry(&self) -> Option<SystemTime> {
+        self.held()?.expires
+    }
+
+    /// The source.
+    pub fn source(&self) -> &S {
+        &self.0.source
+    }
+
+    /// Gives the item back at once, for all who share it: the process ends.
+    pub async fn close(&self) {
+        let held = self.0.state().held.take();
+        if let Some(held) = held {
+            self.0.source.revoke(&held.item).await;
+        }
+    }
+
+    /// In a task of its own: who asks may have less time than the answer takes, and the next one
+    /// must not begin anew.
+    async fn fetched(
+        &self,
+        refused: Option<Arc<Held<S::Item>>>,
+        deadline: Instant,
+    ) -> Result<Arc<Held<S::Item>>, Error> {
+        let inner = self.0.clone();
+        let work = tokio::spawn(async move { inner.fetch(refused).await });
+        match timeout_at(deadline, work).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(error)) => {
+                let what = "the renewal of the credentials was broken off";
+                Err(Error::new(Kind::Unavailable, what).with_source(error))
+            }
+            Err(_) => Err(Error::new(Kind::Timeout, "the credentials were not renewed in time")
+                .with_hint("check the network to what issues them")),
+        }
+    }
+}
+
+impl<S: Source> Inner<S> {
+    /// Asks the source, unless somebody else just has. `refused` is an item that must not be used
+    /// any more.
+    async fn fetch(
+        self: &Arc<Self>,
+        refused: Option<Arc<Held<S::Item>>>,
+    ) -> Result<Arc<Held<S::Item>>, Error> {
+        let _one = self.asking.lock().await;
+        let is_refused = |held: &Arc<Held<S::Item>>| {
+            refused.as_ref().is_some_and(|refused| Arc::ptr_eq(refused, held))
+        };
+        if let Some(held) = self.good().filter(|held| !is_refused(held)) {
+            return Ok(held);
+        }
+        self.ask(None).await
+    }
+
+    /// Must be called with the lock held.
+    async fn ask(
+        self: &Arc<Self>,
+        renewed: Option<Arc<Held<S::Item>>>,
+    ) -> Result<Arc<Held<S::Item>>, Error> {
+        if let Some(error) = self.paused() {
+            return Err(error);
+        }
+        let deadline = Instant::now() + ASK;
+        let asked = timeout_at(deadline, self.source.fetch(renewed, deadline)).await;
+        let late = |_| Err(Error::new(Kind::Timeout, "credentials could not be had in time"));
+        match asked.unwrap_or_else(late) {
+            Ok(grant) => Ok(self.keep(grant)),
+            Err(error) => {
+                self.failed(&error);
+                Err(error)
+            }
+        }
+    }
+
+    fn keep(self: &Arc<Self>, grant: Grant<S::Item>) -> Arc<Held<S::Item>> {
+        let held = Arc::new(Held::new(grant));
+        {
+            let mut state = self.state();
+            state.backoff.reset();
+            (state.held, state.failure) = (Some(held.clone()), None);
+        }
+        refusals().retain(|(credential, ..)| *credential != self.credential);
+        if held.due.is_some() && !self.renews.swap(true, Ordering::Relaxed) {
+            tokio::spawn(keep_alive(Arc::downgrade(self)));
+        }
+        held
+    }
+
+    fn failed(&self, error: &Error) {
+        if error.kind() == Kind::Denied {
+            let mut list = refusals();
+            list.retain(|(credential, until, _)| {
+                *credential != self.credential && *until > Instant::now()
+            });
+            if list.len() >= MAX_REFUSED {
+                list.remove(0);
+            }
+            list.push((self.credential, Instant::now() + self.pause, copy(error)));
+        }
+        let mut state = self.state();
+        let until = Instant::now() + state.backoff.delay();
+        state.failure = Some((until, copy(error)));
+    }
+
+    /// Why the source is not asked now.
+    fn paused(&self) -> Option<Error> {
+        let now = Instant::now();
+        let refused = refusals();
+        let refused = refused.iter().find(|(credential, ..)| *credential == self.credential);
+        if let Some((_, until, error)) = refused.filter(|(_, until, _)| *until > now) {
+            let left = until.saturating_duration_since(now).as_secs() + 1;
+            let hint = error.hint().map_or_else(String::new, |hint| format!("{hint}; "));
+            let hint = format!(
+                "{hint}tried again in {left} s, so that nothing is locked; other credentials are \
+                 tried at once"
+            );
+            return Some(copy(error).with_hint(hint));
+        }
+        let state = self.state();
+        let failure = state.failure.as_ref().filter(|(until, _)| *until > now);
+        failure.map(|(_, error)| copy(error))
+    }
+
+    fn good(&self) -> Option<Arc<Held<S::Item>>> {
+        self.state().held.clone().filter(|held| held.is_good())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<S::Item>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Renews what is due; says when to look again, and never again if nothing expires.
+    async fn renew(self: &Arc<Self>) -> Option<Instant> {
+        let _one = self.asking.lock().await;
+        let held = self.state().held.clone()?;
+        let due = held.due?;
+        if due > Instant::now() {
+            return Some(due);
+        }
+        match self.ask(held.is_good().then_some(held)).await {
+            Ok(held) => held.due,
+            Err(error) => {
+                tracing::warn!(error = %error.report(), "credentials could not be renewed");
+                Some(Instant::now() + jitter(Duration::from_secs(10)))
+            }
+        }
+    }
+}
+
+async fn keep_alive<S: Source>(lease: Weak<Inner<S>>) {
+    let mut due = Instant::now();
+    loop {
+        sleep_until(due).await;
+        let Some(lease) = lease.upgrade() else { return };
+        match lease.renew().await {
+            Some(next) => due = next,
+            None => {
+                // The next item that expires begins anew.
+                lease.renews.store(false, Ordering::Relaxed);
+                return;
+            }
+        }
+    }
+}
+
+impl<T> Held<T> {
+    fn new(grant: Grant<T>) -> Self {
+        let (item, life) = (grant.item, grant.life.map(|life| life.clamp(SHORTEST, LONGEST)));
+        let since = Instant::now();
+        let due = life.map(|life| since + jitter(life * 2 / 3));
+        let expires = life.map(|life| SystemTime::now() + life);
+        Self { item, since, life, due, expires }
+    }
+
+    /// What is left of its life.
+    pub fn left(&self) -> Option<Duration> {
+        self.life.map(|life| life.saturating_sub(self.since.elapsed()))
+    }
+
+    fn is_good(&self) -> bool {
+        let spare = self.life.map_or(TOO_LATE, |life| TOO_LATE.min(life / 10));
+        self.left().is_none_or(|left| left > spare)
+    }
+}
+
+impl<S: Source> Drop for Inner<S> {
+    fn drop(&mut self) {
+        let held = self.state().held.take().filter(|held| held.is_good());
+        if let (Some(held), Ok(runtime)) = (held, tokio::runtime::Handle::try_current()) {
+            let source = self.source.clone();
+            runtime.spawn(async move {
+                tokio::time::sleep(GRACE).await;
+                source.revoke(&held.item).await;
+            });
+        }
+    }
+}
+
+impl<S: Source> Clone for Lease<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S: Source> fmt::Debug for Lease<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lease")
+    }
+}
+
+fn refusals() -> MutexGuard<'static, Vec<([u8; 32], Instant, Error)>> {
+    REFUSED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same for another one who waited.
+fn copy(error: &Error) -> Error {
+    let mut same = Error::new(error.kind(), error.to_string());
+    same = if error.needs_reload() { same.after_reload() } else { same };
+    same = if error.is_lasting() { same.lasting() } else { same };
+    match error.hint() {
+        Some(hint) => same.with_hint(hint),
+        None => same,
+    }
+}
+
+#[cfg(test)]
+mod tests;

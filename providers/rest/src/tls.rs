@@ -1,0 +1,119 @@
+//! Whom to trust, and the certificate that we show: from files, by core's rules.
+//!
+//! There is no switch that verifies less. Our images hold no store of roots: without a bundle the
+//! public ones that are built in count, or the system's where a provider asks for that.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use sidekey_core::tls::{self, KeyPair, TlsPolicy, Unusable};
+use sidekey_core::{Error, Files, Kind};
+
+/// Where distributions keep the certificates that the system trusts.
+const SYSTEM_BUNDLES: [&str; 6] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+    "/etc/pki/tls/cacert.pem",
+];
+
+/// A certificate with its key, in files that may be one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// The certificate and those between it and its CA.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// How servers are trusted; cheap to clone.
+#[derive(Clone)]
+pub struct Trust {
+    pub(crate) config: Arc<ClientConfig>,
+    pub(crate) name: Option<ServerName<'static>>,
+    pub(crate) setting: &'static str,
+    /// The end of the certificate that we show, if we show one.
+    pub expiry: Option<SystemTime>,
+}
+
+impl Trust {
+    /// Trusts the certificates of `bundle`, or the public ones without it. `setting` is where the
+    /// user names the bundle, for hints.
+    pub fn new(
+        bundle: Option<&Path>,
+        unusable: Unusable,
+        pair: Option<&Pair>,
+        files: &Files,
+        setting: &'static str,
+    ) -> Result<Self, Error> {
+        let roots = match bundle {
+            None => Arc::new(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() }),
+            Some(bundle) => tls::authorities(bundle, files, unusable)?,
+        };
+        let policy = TlsPolicy {
+            provider: Arc::new(aws_lc_rs::default_provider()),
+            versions: rustls::DEFAULT_VERSIONS,
+            protocol: "http/1.1",
+        };
+        let pair = pair.map(|pair| KeyPair::read(&pair.cert, &pair.key, files)).transpose()?;
+        let config = Arc::new(tls::client(&policy, roots, pair.as_ref())?);
+        let expiry = pair.and_then(|pair| Some(pair.leaf().ok()?.not_after));
+        Ok(Self { config, name: None, setting, expiry })
+    }
+
+    /// Says what every server's certificate is for, where that is not its host.
+    pub fn with_name(mut self, name: &str) -> Result<Self, Error> {
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| {
+            Error::new(Kind::Config, format!("{name:?} is not the name of a server in TLS"))
+        })?;
+        self.name = Some(name);
+        Ok(self)
+    }
+}
+
+/// Whether a certificate can be for it: a DNS name or an IP address.
+pub fn is_name(name: &str) -> bool {
+    ServerName::try_from(name).is_ok()
+}
+
+/// The bundle of the system, if there is one; images without a distribution name theirs.
+pub fn system_bundle() -> Option<PathBuf> {
+    let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    let named = named.filter(|path| path.is_absolute());
+    named.or_else(|| SYSTEM_BUNDLES.iter().map(PathBuf::from).find(|path| path.exists()))
+}
+
+/// What to do with certificates that rustls cannot use: bundles of distributions hold some.
+pub fn unusable(bundle: &Path) -> Unusable {
+    let of_system = SYSTEM_BUNDLES.iter().any(|system| Path::new(system) == bundle);
+    if of_system { Unusable::Skip } else { Unusable::Refuse }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_without_certificates_and_a_name_that_is_none_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca.pem");
+        for text in ["x", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n"] {
+            std::fs::write(&path, text).unwrap();
+            let files = Files::read([path.as_path()]).unwrap();
+            for unusable in [Unusable::Skip, Unusable::Refuse] {
+                let error = Trust::new(Some(&path), unusable, None, &files, "caBundle").err();
+                assert_eq!(error.map(|error| error.kind()), Some(Kind::Config), "{text:?}");
+            }
+        }
+        let files = Files::read([]).unwrap();
+        let trust = Trust::new(None, Unusable::Refuse, None, &files, "caBundle").unwrap();
+        assert!(trust.clone().with_name("vault.example").is_ok());
+        assert!(trust.with_name("no name").is_err());
+    }
+}

@@ -50,7 +50,6 @@ pub mod tls;
 pub use address::Address;
 pub use body::{form, json, read};
 pub use clock::Clock;
-pub use dropin as flags;
 pub use http::{Answer, Http, Limits, Proxy, Request, secret_header};
 pub use lease::Lease;
 pub use servers::Servers;

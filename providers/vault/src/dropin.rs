@@ -10,7 +10,7 @@ pub(crate) mod given;
 
 use serde_json::{Value, json};
 use sidekey_core::{Answer, CommandLine, Error, Output, RotateCommand, complain, rotate};
-use sidekey_rest::flags::{self, Flag, Plugin, Use};
+use sidekey_rest::dropin::{self as kit, Flag, Plugin, Use};
 
 use crate::Vault;
 use describe::{describe, process};
@@ -18,7 +18,7 @@ use describe::{describe, process};
 /// The flags of both.
 pub struct Plugins;
 
-type Flags = flags::Flags<Plugins>;
+type Flags = kit::Flags<Plugins>;
 
 /// A flag with a value that is read by its name.
 const fn named(name: &'static str, value: &'static str, help: &'static str) -> Flag {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use sidekey_core::{Error, Kind};
-use sidekey_rest::flags::place;
+use sidekey_rest::dropin::place;
 
 use super::Flags;
 use super::credentials::credentials;

@@ -30,7 +30,6 @@ mod plane {
     mod cli_doctor;
     mod cli_migrate;
     mod cli_publish;
-    mod rotation;
     mod shim_adoption;
     pub(crate) mod shim_faults;
     mod up;
@@ -40,8 +39,7 @@ mod plane {
 mod planes {
     mod aws_faults;
     mod cli_status;
-    mod replicas;
-    pub(crate) mod shim_many_keys;
+    mod rotation;
     mod shim_rotation;
     mod shim_storm;
     mod vault_faults;

@@ -44,7 +44,7 @@ const INTERRUPTED: u8 = 130;
 #[command(
     name = "cargo verify",
     bin_name = "cargo verify",
-    after_help = "Examples:\n  cargo verify\n  cargo verify --all\n  cargo verify --only clippy\n  cargo verify --only plane::rotation\n  cargo verify --only shim_faults --times 20 --crowd\n  cargo verify -o json > summary.json\n\nThe summary of the last run is in target/verify/summary.json.\nExit codes: 0 all passed, 1 something failed, 64 bad usage, 130 interrupted"
+    after_help = "Examples:\n  cargo verify\n  cargo verify --all\n  cargo verify --only clippy\n  cargo verify --only planes::rotation\n  cargo verify --only shim_faults --times 20 --crowd\n  cargo verify -o json > summary.json\n\nThe summary of the last run is in target/verify/summary.json.\nExit codes: 0 all passed, 1 something failed, 64 bad usage, 130 interrupted"
 )]
 struct Arguments {
     /// Also what takes long: release builds, the shipped binaries, full sizes

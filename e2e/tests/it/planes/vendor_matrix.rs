@@ -1,6 +1,7 @@
 //! Promise: a cluster moves from one KMS vendor to the next, through all of them and back to the
 //! first, while it works. No request fails, no kube-apiserver restarts, and what every vendor
-//! wrote stays readable. Once all is rewritten the others can be gone.
+//! wrote stays readable, also for a kube-apiserver that knows nothing yet. Once all is rewritten the
+//! others can be gone.
 //!
 //! Which vendors there are, and what stands for each of them, is in `sidekey_e2e::vendor`. The
 //! rewriting of stored objects is done by the test.
@@ -78,6 +79,7 @@ async fn through_every_vendor_and_back_without_a_failed_request_or_a_restart() {
         scene.move_to(key, &load).await.unwrap();
     }
     what_every_vendor_wrote_reads(&scene, last).await.unwrap();
+    a_cold_kube_apiserver_reads_it_too(&scene, last).await.unwrap();
     scene.rewrite_everything().await.unwrap();
     all_but_the_first_vendor_go_away(&mut scene, last, &load).await.unwrap();
 
@@ -89,7 +91,7 @@ async fn through_every_vendor_and_back_without_a_failed_request_or_a_restart() {
     scene.keys_in_use(last..=last).await.unwrap();
     for node in &scene.nodes {
         report.all_reads(&node.server.client(), "default").await.unwrap();
-        scene.markers_read(node, last).await.unwrap();
+        scene.markers_read(&node.server, last).await.unwrap();
     }
 }
 
@@ -115,9 +117,27 @@ async fn what_every_vendor_wrote_reads(scene: &Scene, last: usize) -> Result<()>
         }
     }
     for node in &scene.nodes {
-        scene.markers_read(node, last).await?;
+        scene.markers_read(&node.server, last).await?;
     }
     Ok(())
+}
+
+/// One more replica, behind the first one's shim: it has every DEK unwrapped.
+async fn a_cold_kube_apiserver_reads_it_too(scene: &Scene, last: usize) -> Result<()> {
+    let shim = &scene.nodes[0].shim;
+    let before = decrypts(shim).await?;
+    let encryption = EncryptionConfiguration::kms(PROVIDER, shim.endpoint());
+    let options = Options::new("cold").encryption(encryption);
+    let server = KubeApiserver::start(&scene.plane, options).await?;
+    scene.markers_read(&server, last).await?;
+    let asked = decrypts(shim).await? - before;
+    ensure!(asked >= last as f64, "only {asked} DEKs were unwrapped for {last} keys");
+    Ok(())
+}
+
+async fn decrypts(shim: &Shim) -> Result<f64> {
+    let labels = [("operation", "decrypt"), ("code", "OK")];
+    Ok(shim.metrics().await?.sum("kms_shim_requests_total", &labels))
 }
 
 /// Their providers on all nodes, and their KMS.
@@ -195,15 +215,15 @@ impl Scene {
             }
         }
         for node in &self.nodes {
-            self.markers_read(node, key).await?;
+            self.markers_read(&node.server, key).await?;
         }
         Ok(())
     }
 
-    /// What was written under each key up to that one reads through this node.
-    async fn markers_read(&self, node: &Node, newest: usize) -> Result<()> {
+    /// What was written under each key up to that one reads through this server.
+    async fn markers_read(&self, server: &KubeApiserver, newest: usize) -> Result<()> {
         for kind in Kind::ALL {
-            let listed = node.server.client().list(kind, "default").await?;
+            let listed = server.client().list(kind, "default").await?;
             for key in 1..=newest {
                 for name in [marker(key, 0), marker(key, 1)] {
                     let found = listed.get(&name).and_then(|data| data.get("word"));

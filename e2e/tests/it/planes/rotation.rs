@@ -1,15 +1,23 @@
 //! Promise: what kube-apiserver stores through the plugin is encrypted, and reads back whichever
 //! side is restarted, however rudely. A rotation moves key_id in plugin and kube-apiserver alike,
-//! new writes use the new key, and old data still reads.
+//! new writes use the new key, and old data still reads. Two kube-apiservers on one etcd, each with
+//! its own plugin on a shared key file, read each other's writes throughout it, and no request fails.
+
+use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use sidekey_e2e::apiserver::{KubeApiserver, Options};
 use sidekey_e2e::kube::KubeClient;
 use sidekey_e2e::metrics::Metrics;
 use sidekey_e2e::stored::KMS_V2;
-use sidekey_e2e::{ControlPlane, EncryptionConfiguration, Kind, LocalPlugin, Stored};
+use sidekey_e2e::{
+    ControlPlane, EncryptionConfiguration, Kind, Load, LoadOptions, LocalPlugin, Stored,
+};
 
 const MARKER: &str = "correct-horse-battery-staple";
+
+/// Requests between two steps of the rotation, so that each state sees load.
+const BETWEEN_STEPS: u64 = 300;
 
 /// Dropped, and so ended, in this order.
 struct Scene {
@@ -37,7 +45,7 @@ async fn data_is_encrypted_at_rest_and_outlives_restarts_and_a_rotation() {
     for name in ["before", "migrated"] {
         scene.create(name).await.unwrap();
     }
-    let new = activation_moves_key_id_and_rotation_alone_does_not(&mut scene).await.unwrap();
+    let new = replicas_read_each_others_writes_throughout_a_rotation(&mut scene).await.unwrap();
     new_writes_use_the_new_key_and_old_data_still_reads(&mut scene, &new).await.unwrap();
     rewriting_old_data_moves_it_to_the_new_key(&scene, &new).await.unwrap();
     kube_apiserver_shows_the_same_key_id_hash_as_the_plugin(&scene, &new).await.unwrap();
@@ -112,14 +120,72 @@ async fn both_read_back(client: &KubeClient, name: &str) -> Result<()> {
     Ok(())
 }
 
-async fn activation_moves_key_id_and_rotation_alone_does_not(scene: &mut Scene) -> Result<String> {
+/// First every plugin can read the new version, then one of them is told to write it.
+async fn replicas_read_each_others_writes_throughout_a_rotation(
+    scene: &mut Scene,
+) -> Result<String> {
+    let version = rotation_alone_moves_no_key_id(scene).await?;
+    let key_file = scene.plugin.key_file().to_owned();
+    let mut other = LocalPlugin::with_key_file(&scene.plane.scratch, "other", &key_file).await?;
+    let encryption = EncryptionConfiguration::kms("sidekey", other.endpoint());
+    let options = Options::new("b").encryption(encryption);
+    let mut server = KubeApiserver::start(&scene.plane, options).await?;
+    let pids = [scene.server.process().pid(), server.process().pid()];
+    let load = Load::start(vec![scene.server.client(), server.client()], LoadOptions::default())?;
+    load.more(BETWEEN_STEPS).await?;
+
+    scene.plugin.activate(version).await?;
+    let new = scene.plugin.wait_key_id_moves(&scene.old).await?;
+    let moved = other.wait_key_id_moves(&scene.old).await?;
+    ensure!(moved == new, "one key, but the plugins announce {new} and {moved}");
+    // One replica writes under the new key while the other still may not.
+    for server in [&mut scene.server, &mut server] {
+        server.wait_key_id("sidekey", &new).await?;
+        load.more(BETWEEN_STEPS).await?;
+    }
+    for server in [&scene.server, &server] {
+        let written = server.written_key_id("sidekey").await?;
+        ensure!(written == new, "kube-apiserver writes under {written}, not {new}");
+    }
+    let report = load.stop().await?.without_failures()?;
+    println!("throughout the rotation {report}");
+    let after = [scene.server.process().pid(), server.process().pid()];
+    ensure!(after == pids, "a kube-apiserver has restarted");
+    let servers = [&scene.server, &server];
+    everything_reads_through_both_whichever_key_it_has(scene, servers, &new).await?;
+    Ok(new)
+}
+
+async fn rotation_alone_moves_no_key_id(scene: &mut Scene) -> Result<u32> {
     let version = scene.plugin.rotate().await?;
     // After a restart the file with both versions has surely been read.
     scene.plugin.restart().await?;
     let still = scene.plugin.key_id_hash().await?;
     ensure!(still == scene.old, "rotate alone moved key_id to {still}");
-    scene.plugin.activate(version).await?;
-    scene.plugin.wait_key_id_moves(&scene.old).await
+    Ok(version)
+}
+
+async fn everything_reads_through_both_whichever_key_it_has(
+    scene: &Scene,
+    servers: [&KubeApiserver; 2],
+    new: &str,
+) -> Result<()> {
+    let mut by_key: BTreeMap<String, usize> = BTreeMap::new();
+    for kind in Kind::ALL {
+        let prefix = format!("/registry/{}/default/load-", kind.plural());
+        for entry in scene.plane.etcd.list(&prefix).await? {
+            *by_key.entry(Stored::parse(&entry.value)?.key_id_hash()).or_default() += 1;
+            let name = entry.key.rsplit('/').next().context("no name")?;
+            for server in servers {
+                let data = server.client().read(kind, "default", name).await?;
+                ensure!(data["value"] == format!("{name} second"), "{name} holds {data:?}");
+            }
+        }
+    }
+    let keys: Vec<&str> = by_key.keys().map(String::as_str).collect();
+    let both = keys.len() == 2 && keys.contains(&scene.old.as_str()) && keys.contains(&new);
+    ensure!(both, "objects by key: {by_key:?}");
+    Ok(())
 }
 
 async fn new_writes_use_the_new_key_and_old_data_still_reads(

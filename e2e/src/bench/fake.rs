@@ -13,6 +13,7 @@ mod vault;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -45,11 +46,16 @@ const DECRYPT: &str = "Decrypt";
 /// Whatever was not answered as it was meant.
 const REFUSED: &str = "Refused";
 
+/// What AWS KMS takes within its region.
+const SLOW: Duration = Duration::from_millis(5);
+
 /// What a fake takes itself for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FakeKind {
     /// AWS KMS: DescribeKey, Encrypt and Decrypt of two keys.
     Aws,
+    /// The same, as slow as a real one.
+    SlowAws,
     /// Vault: AppRole, and a transit engine with one key.
     Vault,
 }
@@ -115,20 +121,26 @@ impl FakeKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Aws => "aws",
+            Self::SlowAws => "slow-aws",
             Self::Vault => "vault",
         }
     }
 
     fn answer(self, head: &Parts, body: &[u8]) -> Answer {
         match self {
-            Self::Aws => aws::answer(head, body),
+            Self::Aws | Self::SlowAws => aws::answer(head, body),
             Self::Vault => vault::answer(head, body),
         }
     }
 
+    /// How long an answer takes at least.
+    fn delay(self) -> Option<Duration> {
+        (self == Self::SlowAws).then_some(SLOW)
+    }
+
     fn content_type(self) -> HeaderValue {
         HeaderValue::from_static(match self {
-            Self::Aws => "application/x-amz-json-1.1",
+            Self::Aws | Self::SlowAws => "application/x-amz-json-1.1",
             Self::Vault => "application/json",
         })
     }
@@ -166,6 +178,9 @@ async fn respond(
 ) -> hyper::Result<Response<Full<Bytes>>> {
     let (head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
+    if let Some(delay) = kind.delay() {
+        tokio::time::sleep(delay).await;
+    }
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
     let Answer { operation, status, body: answer } = match head.uri.path() {
         CALLS => Answer::good("", &state.calls),

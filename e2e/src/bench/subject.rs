@@ -91,6 +91,7 @@ const SUBJECTS: &[Recipe] = &[
     Recipe { name: MANY_SHIM, make: many_shim },
     Recipe { name: proxied::PROGRAM, make: proxied::proxy },
     Recipe { name: aws::PROGRAM, make: faked::aws },
+    Recipe { name: SLOW_AWS, make: faked::slow_aws },
     Recipe { name: vault::PROGRAM, make: faked::vault },
     Recipe { name: SHIM_AND_AWS, make: faked::shim_and_aws },
 ];
@@ -98,6 +99,7 @@ const SUBJECTS: &[Recipe] = &[
 const SHIM: &str = "sidekey-shim";
 const MANY_LOCAL: &str = "sidekey-local with 50 keys";
 const MANY_SHIM: &str = "sidekey-shim with 50 keys";
+const SLOW_AWS: &str = "sidekey-aws with a KMS of 5 ms";
 const SHIM_AND_AWS: &str = "sidekey-shim+aws";
 
 /// The first one writes.

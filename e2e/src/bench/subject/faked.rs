@@ -12,11 +12,20 @@ use crate::{aws, binaries, vault};
 
 /// One key at a fake AWS KMS.
 pub(super) fn aws(dir: &Path) -> Result<Subject> {
-    let fake = Fake::start(FakeKind::Aws)?;
+    Ok(Subject { bars: bars::AWS, ..one_key_at(FakeKind::Aws, dir)? })
+}
+
+/// One key at a fake AWS KMS that takes its time.
+pub(super) fn slow_aws(dir: &Path) -> Result<Subject> {
+    let name = super::SLOW_AWS.to_owned();
+    Ok(Subject { name, bars: bars::SLOW_AWS, ..one_key_at(FakeKind::SlowAws, dir)? })
+}
+
+fn one_key_at(kind: FakeKind, dir: &Path) -> Result<Subject> {
+    let fake = Fake::start(kind)?;
     let config = aws_config(dir, &fake, &[dir.join("kms.sock")])?;
     let subject = configured(aws::PROGRAM, &config, dir)?;
-    let yardstick = Yardstick::Direct;
-    Ok(Subject { fake: Some(fake), yardstick, bars: bars::AWS, ..subject })
+    Ok(Subject { fake: Some(fake), yardstick: Yardstick::Direct, ..subject })
 }
 
 /// One key in a fake transit engine, with a login by AppRole.

@@ -1,20 +1,14 @@
 //! Ways to log in, and what each of them sends.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use bytes::Bytes;
 use sidekey_core::{Error, Files, Secret};
 use sidekey_rest::files::{one_line, password};
 use sidekey_rest::json;
-use sidekey_rest::lease::LOCKOUT;
 
 use crate::config::{AppRole, Config, Jwt, bare};
 use crate::dropin::given::given;
-
-/// For how long a refused login is not repeated where refusals lock nothing: the issuer of a JWT
-/// that Vault could not ask may be back by then.
-const HARMLESS: Duration = Duration::from_secs(60);
 
 /// A way to log in, with all that it takes.
 pub(crate) enum Auth {
@@ -82,13 +76,10 @@ impl Auth {
         }
     }
 
-    /// For how long it is not tried again once it was refused: Vault locks a role or user, for all
-    /// who use it, after five refusals with less than a quarter of an hour between them.
-    pub(crate) fn pause(&self) -> Duration {
-        match self {
-            Self::AppRole { .. } | Self::Userpass { .. } => LOCKOUT,
-            _ => HARMLESS,
-        }
+    /// Whether Vault locks the role or user, for all who use it, after five wrong credentials with
+    /// less than a quarter of an hour between them.
+    pub(crate) fn can_be_locked(&self) -> bool {
+        matches!(self, Self::AppRole { .. } | Self::Userpass { .. })
     }
 
     /// The path and the body of a login; none for those who do not log in.

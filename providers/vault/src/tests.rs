@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod answers;
+mod refusals;
 mod servers;
 mod sessions;
 mod states;

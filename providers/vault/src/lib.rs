@@ -217,7 +217,7 @@ impl Provider for Vault {
             return Err(self.why_not_decrypted(&answer, version, call.deadline).await);
         };
         // Old versions may have been shut off; what is there must be the same key all the same.
-        if !proven && self.look(call.deadline).await?.min_decryption() <= witness.version {
+        if !proven && self.look(call.deadline).await?.min_decryption <= witness.version {
             return Err(self.replaced());
         }
         self.keep_witness(sealed, version);
@@ -233,11 +233,11 @@ impl Provider for Vault {
     }
 
     fn deletion(&self) -> Deletion {
-        Deletion { at: None, allowed: Some(self.lineage().deletion_allowed()) }
+        Deletion { at: None, allowed: Some(self.lineage().deletion_allowed) }
     }
 
     fn note(&self) -> Option<String> {
-        let (version, key) = (self.lineage().latest(), self.transit.kek().shown());
+        let (version, key) = (self.lineage().latest, self.transit.kek().shown());
         Some(format!("version {version} of {key} at {}", self.session.note()))
     }
 }
@@ -284,7 +284,7 @@ impl Vault {
         self.check_lineage(&new)?;
         let mut current = held(&self.lineage);
         // A replica that lags behind knows less than we do.
-        if new.latest() >= current.latest() {
+        if new.latest >= current.latest {
             *current = new.clone();
         }
         Ok(new)

@@ -24,7 +24,7 @@ use sidekey_rest::{Answer, Http, Lease, Limits, Proxy, Request, Servers, Shared,
 use tokio::time::Instant;
 
 use crate::api;
-use crate::auth::Auth;
+use crate::auth::{Auth, By};
 use crate::config::Config;
 
 /// For what nobody waits for.
@@ -132,7 +132,7 @@ impl Session {
     pub(crate) fn note(&self) -> String {
         let Login { servers, auth, .. } = self.lease.source();
         let address = servers.first().map(|address| address.to_string());
-        format!("{} by {}", address.unwrap_or_default(), auth.name())
+        format!("{} by {}", address.unwrap_or_default(), auth.name)
     }
 
     /// When the certificate that we show expires, or the token where there is none: a token of a
@@ -149,7 +149,7 @@ impl Session {
     /// Asks with our token. If it is refused, it is replaced and the question is asked once more.
     pub(crate) async fn ask(&self, request: Request, deadline: Instant) -> Result<Answer, Error> {
         let Login { servers, auth, .. } = self.lease.source();
-        if matches!(auth, Auth::Agent) {
+        if matches!(auth.by, By::Agent) {
             return servers.ask(request, deadline).await;
         }
         let token = self.lease.get(deadline).await?;
@@ -171,7 +171,7 @@ impl Session {
         deadline: Instant,
     ) -> Result<Option<Arc<Held<Token>>>, Error> {
         let login = self.lease.source();
-        if matches!(login.auth, Auth::Token(_)) {
+        if matches!(login.auth.by, By::Token(_)) {
             return Ok(None);
         }
         let _one = self.replacing.lock().await;
@@ -183,7 +183,7 @@ impl Session {
         if young && (self.blind.load(Ordering::Relaxed) || login.knows(refused, deadline).await?) {
             return Ok(None);
         }
-        tracing::info!(method = login.auth.name(), "Vault refuses the token: logging in again");
+        tracing::info!(method = login.auth.name, "Vault refuses the token: logging in again");
         let token = self.lease.replace(refused, deadline).await?;
         // A policy that does not let a token look at itself would have every one look unknown.
         let known = login.knows(&token, deadline).await.unwrap_or(true);
@@ -196,9 +196,10 @@ impl Source for Login {
     type Item = Token;
 
     async fn fetch(&self, deadline: Instant) -> Result<Grant<Token>, Error> {
-        match &self.auth {
-            Auth::Token(token) => self.look_up(token, deadline).await,
-            _ => self.log_in(deadline).await,
+        match &self.auth.by {
+            By::Login(path, body) => self.log_in(path, body, deadline).await,
+            By::Token(token) => self.look_up(token, deadline).await,
+            By::Agent => Err(Error::new(Kind::Bug, "an agent has a token of its own")),
         }
     }
 
@@ -215,7 +216,7 @@ impl Source for Login {
             false => None,
         };
         let is_last = renewed.as_ref().is_none_or(|grant| held.is_short(grant.life));
-        if is_last && matches!(self.auth, Auth::Token(_)) {
+        if is_last && matches!(self.auth.by, By::Token(_)) {
             tracing::warn!(
                 "the token cannot be renewed any more: write a new one into its file, a periodic one if possible"
             );
@@ -226,7 +227,7 @@ impl Source for Login {
     /// A token that was given to us is not ours to end. If it cannot be given back it expires by
     /// itself.
     async fn revoke(&self, token: &Token) {
-        if !matches!(self.auth, Auth::Token(_) | Auth::Agent) {
+        if matches!(self.auth.by, By::Login(..)) {
             let request = self.about(token, Method::POST, "revoke-self");
             let _ = self.servers.ask(request, Instant::now() + BACKGROUND).await;
         }
@@ -234,20 +235,23 @@ impl Source for Login {
 }
 
 impl Login {
-    async fn log_in(&self, deadline: Instant) -> Result<Grant<Token>, Error> {
-        let (action, method) = ("login", self.auth.name());
-        let login = self.auth.login();
-        let (path, body) = login.ok_or_else(|| Error::new(Kind::Bug, "nothing to log in with"))?;
-        let request = api::request(Method::POST, &path, self.namespace.as_ref(), body);
+    async fn log_in(
+        &self,
+        path: &str,
+        body: &Bytes,
+        deadline: Instant,
+    ) -> Result<Grant<Token>, Error> {
+        let (action, method) = ("login", self.auth.name);
+        let request = api::request(Method::POST, path, self.namespace.as_ref(), body.clone());
         let answer = self.servers.ask(request, deadline).await?;
         let answer = match answer.status.as_u16() {
             // The credential is wrong: this is what Vault counts before it locks a role or user.
             400 => {
                 let hint = "the credentials are wrong, expired or used up: write new ones";
-                let error = api::error(Kind::Denied, hint, &answer, action, &path).lasting();
+                let error = api::error(Kind::Denied, hint, &answer, action, path).lasting();
                 return Err(if self.auth.can_be_locked() { error.without_retry() } else { error });
             }
-            _ => granted(answer, (action, &path), NOT_LET_IN)?,
+            _ => granted(answer, (action, path), NOT_LET_IN)?,
         };
         let told: Told<'_> = read(&answer.body, action)?;
         let granted = told.auth.ok_or_else(|| {
@@ -353,12 +357,12 @@ fn credential(auth: &Auth, namespace: &str, config: &Config, files: &Files) -> [
     let mut servers: Vec<String> = config.addresses().iter().map(ToString::to_string).collect();
     servers.sort();
     let mut parts = vec![sha256(namespace.as_bytes()), sha256(servers.join("\n").as_bytes())];
-    match (auth, auth.login()) {
-        (Auth::Token(token), _) => parts.push(sha256(token.expose())),
-        (_, Some((path, body))) => parts.extend([sha256(path.as_bytes()), sha256(&body)]),
-        _ => {}
+    match &auth.by {
+        By::Login(path, body) => parts.extend([sha256(path.as_bytes()), sha256(body)]),
+        By::Token(token) => parts.push(sha256(token.expose())),
+        By::Agent => {}
     }
-    if let (Auth::Cert { .. }, Some(pair)) = (auth, config.pair()) {
+    if let (Some(_), Some(pair)) = (&config.credentials.cert, config.pair()) {
         parts.extend(files.secret(&pair.cert).ok().map(|cert| sha256(cert.expose())));
     }
     sha256(&parts.concat())

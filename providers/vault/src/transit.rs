@@ -93,17 +93,12 @@ impl Transit {
     /// Reads it.
     pub(crate) fn seen(&self, answer: &Answer) -> Result<Lineage, Error> {
         let (action, key) = ("read", self.kek.shown());
-        match answer.status.as_u16() {
-            _ if answer.status.is_success() => {}
-            404 if api::is_vaults(answer) => {
-                let hint = "the key, its mount or its namespace does not exist: it is never made by this provider";
-                return Err(api::error(Kind::KeyState, hint, answer, action, &key));
-            }
-            403 => {
-                let hint = format!("the policy must allow read on {}", self.path("keys"));
-                return Err(api::error(Kind::Denied, &hint, answer, action, &key));
-            }
-            _ => return Err(api::refused(answer, action, &key)),
+        if answer.status.as_u16() == 404 && api::is_vaults(answer) {
+            let hint = "the key, its mount or its namespace does not exist: it is never made by this provider";
+            return Err(api::error(Kind::KeyState, hint, answer, action, &key));
+        }
+        if !answer.status.is_success() {
+            return Err(self.refused(answer, action, &format!("read on {}", self.path("keys"))));
         }
         let raw: Data<RawKey> = read(&answer.body, &format!("{action} on {key}"))?;
         Lineage::new(&self.kek, raw.data)
@@ -185,31 +180,30 @@ impl Transit {
 
     /// Whether it was made.
     pub(crate) fn rotated(&self, answer: &Answer) -> Result<(), Error> {
-        let (action, key) = ("rotate", self.kek.shown());
-        match answer.status.as_u16() {
-            _ if answer.status.is_success() => Ok(()),
-            403 => {
-                let path = self.path("keys");
-                let hint = format!(
-                    "the policy must allow update on {path}/rotate; serving does not need it"
-                );
-                Err(api::error(Kind::Denied, &hint, answer, action, &key))
-            }
-            _ => Err(api::refused(answer, action, &key)),
+        if answer.status.is_success() {
+            return Ok(());
         }
+        let right = format!("update on {}/rotate; serving does not need it", self.path("keys"));
+        Err(self.refused(answer, "rotate", &right))
     }
 
     /// What a refusal of a call means, when the key itself is in order.
     pub(crate) fn denied(&self, answer: &Answer, call: &str) -> Error {
-        let key = self.kek.shown();
-        if answer.status.as_u16() != 403 {
-            return api::refused(answer, call, &key);
-        }
         let path = self.path(call);
-        let hint = format!(
-            "the policy must allow update on {path}; if it does, the token is no longer valid"
-        );
-        api::error(Kind::Denied, &hint, answer, call, &key)
+        let right = format!("update on {path}; if it does, the token is no longer valid");
+        self.refused(answer, call, &right)
+    }
+
+    /// The error that a refusal is; `right` is what the policy must allow.
+    fn refused(&self, answer: &Answer, action: &str, right: &str) -> Error {
+        let key = self.kek.shown();
+        match answer.status.as_u16() {
+            403 => {
+                let hint = format!("the policy must allow {right}");
+                api::error(Kind::Denied, &hint, answer, action, &key)
+            }
+            _ => api::refused(answer, action, &key),
+        }
     }
 
     fn path(&self, call: &str) -> String {

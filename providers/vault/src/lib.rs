@@ -339,7 +339,7 @@ impl Vault {
         let ciphertext = std::str::from_utf8(&sealed.ciphertext).map_err(|_| foreign())?;
         let own = self.is_ours(sealed, version, deadline).await?;
         let bound = own && is_bound(sealed);
-        Ok((Bound { ciphertext, key_id: bound.then_some(&sealed.key_id) }, version))
+        Ok((Bound::new(ciphertext, bound.then_some(&sealed.key_id)), version))
     }
 
     /// Whether the data is ours, and not of vault-kubernetes-kms. Nothing is tried: a key_id that
@@ -378,7 +378,7 @@ impl Vault {
 impl Witness {
     fn bound(&self) -> Bound<'_> {
         let ciphertext = std::str::from_utf8(&self.ciphertext).unwrap_or_default();
-        Bound { ciphertext, key_id: self.key_id.as_ref() }
+        Bound::new(ciphertext, self.key_id.as_ref())
     }
 }
 

@@ -29,22 +29,23 @@ pub(crate) struct Transit {
 struct Encrypt<'a> {
     plaintext: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    associated_data: Option<&'a str>,
+    associated_data: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key_version: Option<u32>,
     r#type: &'a str,
 }
 
+/// One ciphertext and what it is bound to; nothing in the form of vault-kubernetes-kms.
 #[derive(Serialize)]
-struct Decrypt<'a> {
+pub(crate) struct Bound<'a> {
     ciphertext: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    associated_data: Option<&'a str>,
+    associated_data: Option<String>,
 }
 
 #[derive(Serialize)]
 struct Batch<'a> {
-    batch_input: [Decrypt<'a>; 2],
+    batch_input: [&'a Bound<'a>; 2],
 }
 
 #[derive(Deserialize)]
@@ -70,10 +71,10 @@ struct Results<'a> {
     batch_results: Vec<Decrypted<'a>>,
 }
 
-/// One ciphertext and what it is bound to; nothing in the form of vault-kubernetes-kms.
-pub(crate) struct Bound<'a> {
-    pub(crate) ciphertext: &'a str,
-    pub(crate) key_id: Option<&'a KeyId>,
+impl<'a> Bound<'a> {
+    pub(crate) fn new(ciphertext: &'a str, key_id: Option<&KeyId>) -> Self {
+        Self { ciphertext, associated_data: key_id.map(aad) }
+    }
 }
 
 impl Transit {
@@ -112,10 +113,9 @@ impl Transit {
         plaintext: &[u8],
     ) -> Request {
         let plaintext = Zeroizing::new(STANDARD.encode(plaintext));
-        let aad = key_id.map(aad);
         let body = Encrypt {
             plaintext: &plaintext,
-            associated_data: aad.as_deref(),
+            associated_data: key_id.map(aad),
             key_version: version,
             r#type: NEVER_MADE,
         };
@@ -136,9 +136,7 @@ impl Transit {
 
     /// Asks to unwrap one ciphertext.
     pub(crate) fn decrypt(&self, bound: &Bound<'_>) -> Request {
-        let aad = bound.key_id.map(aad);
-        let body = Decrypt { ciphertext: bound.ciphertext, associated_data: aad.as_deref() };
-        self.request(Method::POST, "decrypt", json(&body))
+        self.request(Method::POST, "decrypt", json(bound))
     }
 
     /// Reads what was unwrapped.
@@ -150,12 +148,7 @@ impl Transit {
 
     /// Asks to unwrap two ciphertexts at once.
     pub(crate) fn decrypt_both(&self, first: &Bound<'_>, second: &Bound<'_>) -> Request {
-        let aads = [first, second].map(|bound| bound.key_id.map(aad));
-        let [one, two] = [(first, &aads[0]), (second, &aads[1])].map(|(bound, aad)| Decrypt {
-            ciphertext: bound.ciphertext,
-            associated_data: aad.as_deref(),
-        });
-        self.request(Method::POST, "decrypt", json(&Batch { batch_input: [one, two] }))
+        self.request(Method::POST, "decrypt", json(&Batch { batch_input: [first, second] }))
     }
 
     /// Reads which of two could be unwrapped: the first, and whether the second.

@@ -19,18 +19,20 @@ fn again(error: &sidekey_core::Error) -> u64 {
 
 #[tokio::test]
 async fn only_what_vault_counts_before_it_locks_is_not_tried_again_for_a_long_time() {
-    let jwt = |path: &Path| json!({"jwt": {"role": "r", "tokenFile": path}});
-    let user = |path: &Path| json!({"userpass": {"username": "u", "passwordFile": path}});
-    let role = |path: &Path| json!({"appRole": {"roleId": "r", "secretIdFile": path}});
-    let ways: [(&dyn Fn(&Path) -> Value, _, _, _); 5] = [
-        (&role, 400, "wrong, expired or used up", true),
-        (&user, 400, "wrong, expired or used up", true),
-        (&jwt, 400, "wrong, expired or used up", false),
+    let credentials = |way: &str, path: &Path| match way {
+        "jwt" => json!({"jwt": {"role": "r", "tokenFile": path}}),
+        "userpass" => json!({"userpass": {"username": "u", "passwordFile": path}}),
+        _ => json!({"appRole": {"roleId": "r", "secretIdFile": path}}),
+    };
+    let ways = [
+        ("appRole", 400, "wrong, expired or used up", true),
+        ("userpass", 400, "wrong, expired or used up", true),
+        ("jwt", 400, "wrong, expired or used up", false),
         // Locked already, from a wrong address, or into a mount that is not there.
-        (&role, 403, "sys/locked-users", false),
-        (&user, 403, "CIDR", false),
+        ("appRole", 403, "sys/locked-users", false),
+        ("userpass", 403, "CIDR", false),
     ];
-    for (index, (credentials, status, part, is_long)) in ways.into_iter().enumerate() {
+    for (index, (way, status, part, is_long)) in ways.into_iter().enumerate() {
         let server = Simulated::start(move |seen| match seen.is("/login") {
             true => Reply::error(status, "no"),
             false => sound(seen, "t", &[MADE]),
@@ -39,7 +41,7 @@ async fn only_what_vault_counts_before_it_locks_is_not_tried_again_for_a_long_ti
         let secret = Secret::new();
         secret.write(&format!("s.of-way-{index}"));
         let mut document = document(&[server.url()], &secret.path());
-        document["credentials"] = credentials(&secret.path());
+        document["credentials"] = credentials(way, &secret.path());
         let first = refusal(connect(&config(&document)).await);
         assert!(first.kind() == Kind::Denied && first.is_lasting(), "{}", first.report());
         assert!(first.hint().unwrap_or_default().contains(part), "{}", first.report());

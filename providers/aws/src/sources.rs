@@ -20,7 +20,7 @@ use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvid
 use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
 use aws_smithy_async::rt::sleep::TokioSleep;
 use sidekey_core::{Error, Files, Kind, Secret, sha256};
-use sidekey_rest::lease::{Grant, Held, Source};
+use sidekey_rest::lease::{Grant, Source};
 use sidekey_rest::{Clock, Http, Lease};
 use tokio::time::Instant;
 
@@ -58,11 +58,7 @@ struct TokenRole {
 impl Source for Chain {
     type Item = Credentials;
 
-    async fn fetch(
-        &self,
-        _: Option<Arc<Held<Credentials>>>,
-        _: Instant,
-    ) -> Result<Grant<Credentials>, Error> {
+    async fn fetch(&self, _: Instant) -> Result<Grant<Credentials>, Error> {
         let mut found = self.provider.provide_credentials().await;
         let now = self.clock.skew();
         // A role that is taken with other credentials is signed for: a refusal has told the time.

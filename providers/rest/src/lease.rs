@@ -1,24 +1,26 @@
 //! What expires and must be had anew: a token, a session, credentials.
 //!
 //! A lease is renewed in the background at two thirds of its life, give or take a tenth, so that no
-//! request waits and a fleet does not come in step. Whoever needs it at the same time shares one
-//! call, which goes on when they have no more time. While renewing fails, the last good one serves
-//! as long as it is valid. A source that fails is asked again after a pause that grows, also where
-//! nothing is held: a storm of requests is no storm of logins.
+//! request waits and a fleet does not come in step: the item in use where the source can draw out
+//! its life, else a new one. Whoever needs it at the same time shares one call, which goes on when
+//! they have no more time. While renewing fails, the last good one serves as long as it is valid. A
+//! source that fails is asked again after a pause that grows, also where nothing is held: a storm
+//! of requests is no storm of logins.
 //!
 //! What the source refuses ([`Kind::Denied`]) is not sent again by this process for the pause that
-//! the vendor sets, [`LOCKOUT`] where refusals lock an account: three replicas with one wrong
-//! secret are three refusals. The refusal is remembered by the credential, not by the lease, so
-//! that a changed setting does not begin anew; other credentials are tried at once.
+//! the vendor sets, or for [`LOCKOUT`] where such refusals lock an account
+//! ([`Error::without_retry`]): three replicas with one wrong secret are three refusals. The refusal
+//! is remembered by the credential, not by the lease, so that a changed setting does not begin
+//! anew; other credentials are tried at once. An item that still works is renewed all the same.
 
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use sidekey_core::{Backoff, Error, Kind, jitter};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
 /// Longer than any KMS counts refusals before it locks an account.
 pub const LOCKOUT: Duration = Duration::from_secs(16 * 60);
@@ -36,6 +38,8 @@ const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Pauses after failures that may pass.
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
+/// Between two attempts to renew.
+const RENEW: Duration = Duration::from_secs(10);
 /// More than the credentials of a process.
 const MAX_REFUSED: usize = 64;
 
@@ -47,13 +51,21 @@ pub trait Source: Send + Sync + 'static {
     /// What is leased.
     type Item: Send + Sync + 'static;
 
-    /// Gets an item. `held` is the one in use, which may be renewed in place of a new login.
-    /// [`Kind::Denied`] is a refusal of the credential.
+    /// Gets a new item by the credential. [`Kind::Denied`] is a refusal of that.
     fn fetch(
         &self,
-        held: Option<Arc<Held<Self::Item>>>,
         deadline: Instant,
     ) -> impl Future<Output = Result<Grant<Self::Item>, Error>> + Send;
+
+    /// Draws out the life of an item that works; nothing where that cannot be done. It needs no
+    /// credential but the item, so no refusal of another one keeps it from being asked.
+    fn renew(
+        &self,
+        _held: &Held<Self::Item>,
+        _deadline: Instant,
+    ) -> impl Future<Output = Result<Option<Grant<Self::Item>>, Error>> + Send {
+        async { Ok(None) }
+    }
 
     /// Gives an item back that nobody uses any more; nothing may depend on it.
     fn revoke(&self, _item: &Self::Item) -> impl Future<Output = ()> + Send {
@@ -77,6 +89,8 @@ pub struct Held<T> {
     pub since: Instant,
     /// Its whole life; `None` for ever.
     pub life: Option<Duration>,
+    /// The life that it had before it was ever renewed.
+    whole: Option<Duration>,
     due: Option<Instant>,
     expires: Option<SystemTime>,
 }
@@ -90,14 +104,15 @@ struct Inner<S: Source> {
     credential: [u8; 32],
     /// For how long a refused credential is not sent again.
     pause: Duration,
-    state: Mutex<State<S::Item>>,
+    /// Who waits for its end sees each change, so that none is missed.
+    held: watch::Sender<Option<Arc<Held<S::Item>>>>,
+    state: Mutex<State>,
     /// Held by the one who asks the source.
     asking: tokio::sync::Mutex<()>,
-    renews: AtomicBool,
+    renews: Once,
 }
 
-struct State<T> {
-    held: Option<Arc<Held<T>>>,
+struct State {
     backoff: Backoff,
     /// The last failure, and until when it stands for the next one too.
     failure: Option<(Instant, Error)>,
@@ -107,14 +122,14 @@ impl<S: Source> Lease<S> {
     /// Nothing has been asked for yet. `credential` is the hash of role and secret; `pause` is for
     /// how long it is not sent again after a refusal.
     pub fn new(source: S, credential: [u8; 32], pause: Duration) -> Self {
-        let state = State { held: None, backoff: PAUSES, failure: None };
         Self(Arc::new(Inner {
             source: Arc::new(source),
             credential,
             pause,
-            state: Mutex::new(state),
+            held: watch::Sender::new(None),
+            state: Mutex::new(State { backoff: PAUSES, failure: None }),
             asking: tokio::sync::Mutex::default(),
-            renews: AtomicBool::new(false),
+            renews: Once::new(),
         }))
     }
 
@@ -142,13 +157,12 @@ impl<S: Source> Lease<S> {
 
     /// The KMS has said that `used` is dead: nobody gets it any more, also where there is no other.
     pub fn discard(&self, used: &Arc<Held<S::Item>>) {
-        let mut state = self.0.state();
-        state.held.take_if(|held| Arc::ptr_eq(held, used));
+        self.0.held.send_if_modified(|held| held.take_if(|held| Arc::ptr_eq(held, used)).is_some());
     }
 
     /// The item in use, good or not.
     pub fn held(&self) -> Option<Arc<Held<S::Item>>> {
-        self.0.state().held.clone()
+        self.0.held()
     }
 
     /// When the item in use ends, for people.
@@ -163,8 +177,7 @@ impl<S: Source> Lease<S> {
 
     /// Gives the item back at once, for all who share it: the process ends.
     pub async fn close(&self) {
-        let held = self.0.state().held.take();
-        if let Some(held) = held {
+        if let Some(held) = self.0.held.send_replace(None) {
             self.0.source.revoke(&held.item).await;
         }
     }
@@ -204,41 +217,50 @@ impl<S: Source> Inner<S> {
         if let Some(held) = self.good().filter(|held| !is_refused(held)) {
             return Ok(held);
         }
-        self.ask(None).await
+        self.ask().await
     }
 
     /// Must be called with the lock held.
-    async fn ask(
-        self: &Arc<Self>,
-        renewed: Option<Arc<Held<S::Item>>>,
-    ) -> Result<Arc<Held<S::Item>>, Error> {
+    async fn ask(self: &Arc<Self>) -> Result<Arc<Held<S::Item>>, Error> {
         if let Some(error) = self.paused() {
             return Err(error);
         }
         let deadline = Instant::now() + ASK;
-        let asked = timeout_at(deadline, self.source.fetch(renewed, deadline)).await;
-        let late = |_| Err(Error::new(Kind::Timeout, "credentials could not be had in time"));
-        match asked.unwrap_or_else(late) {
-            Ok(grant) => Ok(self.keep(grant)),
+        let grant = match in_time(deadline, self.source.fetch(deadline)).await {
+            Ok(grant) => grant,
             Err(error) => {
                 self.failed(&error);
-                Err(error)
+                return Err(error);
             }
+        };
+        *self.state() = State { backoff: PAUSES, failure: None };
+        refusals().retain(|(credential, ..)| *credential != self.credential);
+        let old = self.held();
+        let held = self.keep(Held::new(grant, None));
+        if let Some(old) = old {
+            self.give_back(old);
         }
+        Ok(held)
     }
 
-    fn keep(self: &Arc<Self>, grant: Grant<S::Item>) -> Arc<Held<S::Item>> {
-        let held = Arc::new(Held::new(grant));
-        {
-            let mut state = self.state();
-            state.backoff.reset();
-            (state.held, state.failure) = (Some(held.clone()), None);
-        }
-        refusals().retain(|(credential, ..)| *credential != self.credential);
-        if held.due.is_some() && !self.renews.swap(true, Ordering::Relaxed) {
-            tokio::spawn(keep_alive(Arc::downgrade(self)));
-        }
+    fn keep(self: &Arc<Self>, held: Held<S::Item>) -> Arc<Held<S::Item>> {
+        let held = Arc::new(held);
+        self.held.send_replace(Some(held.clone()));
+        self.renews.call_once(|| {
+            tokio::spawn(keep_alive(Arc::downgrade(self), self.held.subscribe()));
+        });
         held
+    }
+
+    /// Once those who use it have ended.
+    fn give_back(&self, held: Arc<Held<S::Item>>) {
+        if let (true, Ok(runtime)) = (held.is_good(), tokio::runtime::Handle::try_current()) {
+            let source = self.source.clone();
+            runtime.spawn(async move {
+                tokio::time::sleep(GRACE).await;
+                source.revoke(&held.item).await;
+            });
+        }
     }
 
     fn failed(&self, error: &Error) {
@@ -250,7 +272,8 @@ impl<S: Source> Inner<S> {
             if list.len() >= MAX_REFUSED {
                 list.remove(0);
             }
-            list.push((self.credential, Instant::now() + self.pause, copy(error)));
+            let pause = if error.is_final() { LOCKOUT } else { self.pause };
+            list.push((self.credential, Instant::now() + pause, copy(error)));
         }
         let mut state = self.state();
         let until = Instant::now() + state.backoff.delay();
@@ -265,10 +288,9 @@ impl<S: Source> Inner<S> {
         if let Some((_, until, error)) = refused.filter(|(_, until, _)| *until > now) {
             let left = until.saturating_duration_since(now).as_secs() + 1;
             let hint = error.hint().map_or_else(String::new, |hint| format!("{hint}; "));
-            let hint = format!(
-                "{hint}tried again in {left} s, so that nothing is locked; other credentials are \
-                 tried at once"
-            );
+            let why = if error.is_final() { ", so that nothing is locked" } else { "" };
+            let hint =
+                format!("{hint}tried again in {left} s{why}; other credentials are tried at once");
             return Some(copy(error).with_hint(hint));
         }
         let state = self.state();
@@ -276,55 +298,86 @@ impl<S: Source> Inner<S> {
         failure.map(|(_, error)| copy(error))
     }
 
-    fn good(&self) -> Option<Arc<Held<S::Item>>> {
-        self.state().held.clone().filter(|held| held.is_good())
+    fn held(&self) -> Option<Arc<Held<S::Item>>> {
+        self.held.borrow().clone()
     }
 
-    fn state(&self) -> MutexGuard<'_, State<S::Item>> {
+    fn good(&self) -> Option<Arc<Held<S::Item>>> {
+        self.held().filter(|held| held.is_good())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Renews what is due; says when to look again, and never again if nothing expires.
-    async fn renew(self: &Arc<Self>) -> Option<Instant> {
+    /// Renews what is due.
+    async fn renew(self: &Arc<Self>) -> Result<(), Error> {
         let _one = self.asking.lock().await;
-        let held = self.state().held.clone()?;
-        let due = held.due?;
-        if due > Instant::now() {
-            return Some(due);
-        }
-        match self.ask(held.is_good().then_some(held)).await {
-            Ok(held) => held.due,
-            Err(error) => {
-                tracing::warn!(error = %error.report(), "credentials could not be renewed");
-                Some(Instant::now() + jitter(Duration::from_secs(10)))
+        let is_due = |held: &Arc<Held<_>>| held.due.is_some_and(|due| due <= Instant::now());
+        let Some(held) = self.held().filter(is_due) else { return Ok(()) };
+        if held.is_good() {
+            let deadline = Instant::now() + ASK;
+            let renewed = in_time(deadline, self.source.renew(&held, deadline)).await?;
+            if let Some(grant) = renewed {
+                let is_short = held.is_short(grant.life);
+                self.keep(Held::new(grant, held.whole));
+                if !is_short {
+                    return Ok(());
+                }
             }
+        }
+        self.ask().await.map(drop)
+    }
+}
+
+/// Waits for what is due, as long as the lease lives.
+async fn keep_alive<S: Source>(
+    lease: Weak<Inner<S>>,
+    mut held: watch::Receiver<Option<Arc<Held<S::Item>>>>,
+) {
+    // Renewing failed: not before then.
+    let mut pause = Instant::now();
+    loop {
+        let due = held.borrow_and_update().as_ref().and_then(|held| held.due);
+        let changed = match due {
+            Some(due) => timeout_at(due.max(pause), held.changed()).await.ok(),
+            None => Some(held.changed().await),
+        };
+        match changed {
+            Some(Ok(())) => continue,
+            Some(Err(_)) => return,
+            None => {}
+        }
+        let Some(lease) = lease.upgrade() else { return };
+        if let Err(error) = lease.renew().await {
+            tracing::warn!(error = %error.report(), "credentials could not be renewed");
+            pause = Instant::now() + jitter(RENEW);
         }
     }
 }
 
-async fn keep_alive<S: Source>(lease: Weak<Inner<S>>) {
-    let mut due = Instant::now();
-    loop {
-        sleep_until(due).await;
-        let Some(lease) = lease.upgrade() else { return };
-        match lease.renew().await {
-            Some(next) => due = next,
-            None => {
-                // The next item that expires begins anew.
-                lease.renews.store(false, Ordering::Relaxed);
-                return;
-            }
-        }
-    }
+async fn in_time<T>(
+    deadline: Instant,
+    asked: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let late = |_| Err(Error::new(Kind::Timeout, "credentials could not be had in time"));
+    timeout_at(deadline, asked).await.unwrap_or_else(late)
 }
 
 impl<T> Held<T> {
-    fn new(grant: Grant<T>) -> Self {
+    /// `whole` is the first life of what was renewed.
+    fn new(grant: Grant<T>, whole: Option<Duration>) -> Self {
         let (item, life) = (grant.item, grant.life.map(|life| life.clamp(SHORTEST, LONGEST)));
         let since = Instant::now();
         let due = life.map(|life| since + jitter(life * 2 / 3));
         let expires = life.map(|life| SystemTime::now() + life);
-        Self { item, since, life, due, expires }
+        Self { item, since, life, whole: whole.or(life), due, expires }
+    }
+
+    /// Whether a renewal that draws it out by `life` was cut short: its longest life comes to an
+    /// end.
+    pub fn is_short(&self, life: Option<Duration>) -> bool {
+        life.zip(self.whole).is_some_and(|(life, whole)| life < whole / 2)
     }
 
     /// What is left of its life.
@@ -340,13 +393,8 @@ impl<T> Held<T> {
 
 impl<S: Source> Drop for Inner<S> {
     fn drop(&mut self) {
-        let held = self.state().held.take().filter(|held| held.is_good());
-        if let (Some(held), Ok(runtime)) = (held, tokio::runtime::Handle::try_current()) {
-            let source = self.source.clone();
-            runtime.spawn(async move {
-                tokio::time::sleep(GRACE).await;
-                source.revoke(&held.item).await;
-            });
+        if let Some(held) = self.held.send_replace(None) {
+            self.give_back(held);
         }
     }
 }
@@ -372,6 +420,7 @@ fn copy(error: &Error) -> Error {
     let mut same = Error::new(error.kind(), error.to_string());
     same = if error.needs_reload() { same.after_reload() } else { same };
     same = if error.is_lasting() { same.lasting() } else { same };
+    same = if error.is_final() { same.without_retry() } else { same };
     match error.hint() {
         Some(hint) => same.with_hint(hint),
         None => same,

@@ -3,7 +3,6 @@
 //!
 //! Secrets come from files, and a changed file makes a new client: so a grant holds what it sends.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::rand::SystemRandom;
@@ -23,7 +22,7 @@ use crate::address::Address;
 use crate::body::{form, read};
 use crate::codes::{Code, Refusal};
 use crate::http::{Http, Request, secret_header};
-use crate::lease::{Grant, Held, Source};
+use crate::lease::{Grant, Source};
 
 /// How long a signed assertion is good: it is sent at once.
 const ASSERTED: u64 = 300;
@@ -216,11 +215,7 @@ impl Source for TokenEndpoint {
     /// `Bearer …`, as it is sent.
     type Item = HeaderValue;
 
-    async fn fetch(
-        &self,
-        _: Option<Arc<Held<HeaderValue>>>,
-        deadline: Instant,
-    ) -> Result<Grant<HeaderValue>, Error> {
+    async fn fetch(&self, deadline: Instant) -> Result<Grant<HeaderValue>, Error> {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         let (method, name, value) = match self.form {

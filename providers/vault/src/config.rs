@@ -5,7 +5,7 @@ mod credentials;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use sidekey_core::config::Problems;
 use sidekey_core::config::fields::{duration, text};
 use sidekey_core::tls::Unusable;
@@ -14,12 +14,10 @@ use sidekey_rest::files::check_absolute;
 use sidekey_rest::tls::{self, Pair};
 use sidekey_rest::{Address, Trust};
 
-pub(crate) use credentials::{AppRole, Credentials, Jwt, NO_WRAPPING};
+pub(crate) use credentials::{Credentials, NO_WRAPPING};
 
-/// More servers than a cluster has.
-const MAX_ADDRESSES: usize = 16;
-/// More names than a key has ever had.
-const MAX_FORMER: usize = 16;
+/// More servers than a cluster has, and more names than a key has ever had.
+const MAX_LIST: usize = 16;
 /// Longest name of a mount, key, role or namespace.
 const MAX_NAME: usize = 512;
 
@@ -27,15 +25,18 @@ const MAX_NAME: usize = 512;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    pub(crate) kek: Option<RawKek>,
-    pub(crate) settings: Option<Settings>,
-    pub(crate) credentials: Option<Credentials>,
+    #[serde(deserialize_with = "or_default")]
+    kek: RawKek,
+    #[serde(deserialize_with = "or_default")]
+    settings: Settings,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) credentials: Credentials,
 }
 
 /// Which key it is, wherever its cluster can be reached.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct RawKek {
+struct RawKek {
     namespace: Option<String>,
     mount: Option<String>,
     key: Option<String>,
@@ -45,11 +46,12 @@ pub(crate) struct RawKek {
 /// How the cluster is reached.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct Settings {
+struct Settings {
     address: Option<String>,
     addresses: Option<Vec<String>>,
     auth_namespace: Option<String>,
-    tls: Option<Tls>,
+    #[serde(deserialize_with = "or_default")]
+    tls: Tls,
     #[serde(deserialize_with = "text")]
     connect_timeout: Option<String>,
     #[serde(deserialize_with = "text")]
@@ -86,22 +88,19 @@ pub(crate) struct Kek {
 impl Config {
     /// Reports every mistake.
     pub(crate) fn check(&self, problems: &mut Problems) {
-        let kek = self.kek.clone().unwrap_or_default();
-        problems.within("kek", |problems| kek.check(problems));
-        let settings = self.settings.clone().unwrap_or_default();
-        problems.within("settings", |problems| settings.check(problems));
-        let credentials = self.credentials.clone().unwrap_or_default();
-        problems.within("credentials", |problems| credentials.check(problems));
-        let plain = !self.addresses().iter().any(Address::is_tls);
-        if plain && (credentials.cert.is_some() || settings.pair().is_some()) {
+        problems.within("kek", |problems| self.kek.check(problems));
+        problems.within("settings", |problems| self.settings.check(problems));
+        problems.within("credentials", |problems| self.credentials.check(problems));
+        let shown = self.credentials.cert.is_some() || self.settings.tls.pair().is_some();
+        if shown && !self.is_tls() {
             problems.add("settings.addresses", "must be https where a certificate is shown");
         }
     }
 
     /// Everything that a client is made of.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let mut files = self.credentials.as_ref().map(Credentials::files).unwrap_or_default();
-        if self.addresses().iter().any(Address::is_tls) {
+        let mut files = self.credentials.files();
+        if self.is_tls() {
             files.extend(self.bundle());
             files.extend(self.pair().into_iter().flat_map(|pair| [pair.cert, pair.key]));
         }
@@ -110,48 +109,49 @@ impl Config {
 
     /// The key, if the configuration is sound.
     pub(crate) fn kek(&self) -> Option<Kek> {
-        self.kek.as_ref()?.kek()
+        self.kek.kek()
     }
 
     /// What the key was called before.
     pub(crate) fn former_keks(&self) -> Vec<Kek> {
-        let former =
-            self.settings.iter().flat_map(|settings| settings.former_keks.iter().flatten());
-        former.filter_map(RawKek::kek).collect()
+        self.settings.former_keks.iter().flatten().filter_map(RawKek::kek).collect()
     }
 
     /// The servers, as far as they can be read.
     pub(crate) fn addresses(&self) -> Vec<Address> {
-        let settings = self.settings.as_ref();
-        let texts = settings.map(Settings::texts).unwrap_or_default();
-        texts.iter().filter_map(|text| Address::parse(text).ok()).collect()
+        self.settings.texts().filter_map(|text| Address::parse(text).ok()).collect()
+    }
+
+    /// Whether any of them is reached by TLS.
+    fn is_tls(&self) -> bool {
+        self.addresses().iter().any(Address::is_tls)
     }
 
     /// The namespace to log in to.
     pub(crate) fn auth_namespace(&self) -> String {
-        let own = self.settings.as_ref().and_then(|settings| settings.auth_namespace.as_deref());
-        let kek = || self.kek.as_ref().and_then(|kek| kek.namespace.as_deref());
-        bare(own.or_else(kek).unwrap_or_default()).to_owned()
+        let own = self.settings.auth_namespace.as_deref();
+        bare(own.or(self.kek.namespace.as_deref()).unwrap_or_default()).to_owned()
     }
 
     /// Whether what is written is bound to its key_id.
     pub(crate) fn binds(&self) -> bool {
-        self.settings.as_ref().and_then(|settings| settings.associated_data).unwrap_or(true)
+        self.settings.associated_data.unwrap_or(true)
     }
 
     /// Whether data of vault-kubernetes-kms is read.
     pub(crate) fn reads_legacy(&self) -> bool {
-        self.settings.as_ref().and_then(|settings| settings.legacy_data).unwrap_or(true)
+        self.settings.legacy_data.unwrap_or(true)
     }
 
     /// How the servers are trusted, and what they are shown.
     pub(crate) fn trust(&self, files: &Files) -> Result<Trust, Error> {
-        let encrypted = self.addresses().iter().any(Address::is_tls);
-        let (bundle, pair) = (self.bundle(), self.pair());
-        let bundle = bundle.as_deref().filter(|_| encrypted);
-        let unusable = bundle.map_or(Unusable::Refuse, tls::unusable);
-        let pair = pair.as_ref().filter(|_| encrypted);
-        let trust = Trust::new(bundle, unusable, pair, files, "settings.tls.caFile")?;
+        let (bundle, pair) = match self.is_tls() {
+            true => (self.bundle(), self.pair()),
+            false => (None, None),
+        };
+        let unusable = bundle.as_deref().map_or(Unusable::Refuse, tls::unusable);
+        let setting = "settings.tls.caFile";
+        let trust = Trust::new(bundle.as_deref(), unusable, pair.as_ref(), files, setting)?;
         match self.server_name() {
             Some(name) => trust.with_name(name),
             None => Ok(trust),
@@ -165,45 +165,42 @@ impl Config {
 
     /// The CA bundle that was chosen for these servers.
     pub(crate) fn own_bundle(&self) -> Option<PathBuf> {
-        self.settings.as_ref()?.tls.as_ref()?.ca_file.clone()
+        self.settings.tls.ca_file.clone()
     }
 
     /// The name that every server's certificate is for.
     pub(crate) fn server_name(&self) -> Option<&str> {
-        self.settings.as_ref()?.tls.as_ref()?.server_name.as_deref()
+        self.settings.tls.server_name.as_deref()
     }
 
     /// The certificate to show.
     pub(crate) fn pair(&self) -> Option<Pair> {
-        let cert = self.credentials.as_ref().and_then(|credentials| credentials.cert.as_ref());
-        cert.and_then(credentials::Cert::pair).or_else(|| self.settings.as_ref()?.pair())
+        let cert = self.credentials.cert.as_ref();
+        cert.and_then(credentials::Cert::pair).or_else(|| self.settings.tls.pair())
     }
 
     /// Times for a connection and for an answer, while there is another server to ask.
     pub(crate) fn timeouts(&self) -> (Duration, Duration) {
-        let settings = self.settings.clone().unwrap_or_default();
-        settings.timeouts(&mut Problems::default())
+        self.settings.timeouts(&mut Problems::default())
     }
 }
 
 impl RawKek {
     fn check(&self, problems: &mut Problems) {
-        check_path("namespace", self.namespace.as_deref().map(bare), problems);
+        check_path("namespace", &self.namespace, problems);
         match (&self.key_path, &self.key) {
-            (Some(_), Some(_)) => problems.add("keyPath", "excludes key and mount"),
-            (Some(_), None) if self.mount.is_some() => {
+            (Some(_), key) if key.is_some() || self.mount.is_some() => {
                 problems.add("keyPath", "excludes key and mount");
             }
-            (Some(path), None) => {
+            (Some(path), _) => {
                 if split(path).is_none_or(|(mount, key)| !is_path(mount) || !is_name(key)) {
                     problems.add("keyPath", "is not of the form <mount>/keys/<key>");
                 }
             }
-            (None, Some(key)) if !is_name(key) => problems.add("key", NO_NAME),
-            (None, Some(_)) => {}
+            (None, Some(key)) => check_name("key", key, problems),
             (None, None) => problems.add("key", "is required (or keyPath)"),
         }
-        check_path("mount", self.mount.as_deref().map(bare), problems);
+        check_path("mount", &self.mount, problems);
     }
 
     fn kek(&self) -> Option<Kek> {
@@ -218,18 +215,14 @@ impl RawKek {
 
 impl Settings {
     fn check(&self, problems: &mut Problems) {
-        let texts = self.texts();
         if self.address.is_some() && self.addresses.is_some() {
             problems.add("address", "excludes addresses");
         }
-        match texts.len() {
-            0 => problems.add("address", "is required (or addresses)"),
-            n if n > MAX_ADDRESSES => {
-                problems.add("addresses", &format!("has {n} servers, at most {MAX_ADDRESSES}"));
-            }
-            _ => {}
+        if self.texts().next().is_none() {
+            problems.add("address", "is required (or addresses)");
         }
-        for (index, text) in texts.iter().enumerate() {
+        check_count("addresses", self.texts().count(), problems);
+        for (index, text) in self.texts().enumerate() {
             let path = match self.address {
                 Some(_) => "address".to_owned(),
                 None => format!("addresses[{index}]"),
@@ -242,28 +235,20 @@ impl Settings {
                 }
             }
         }
-        check_path("authNamespace", self.auth_namespace.as_deref().map(bare), problems);
-        self.check_former(problems);
+        check_path("authNamespace", &self.auth_namespace, problems);
+        let former = self.former_keks.as_deref().unwrap_or_default();
+        check_count("formerKeks", former.len(), problems);
+        for (index, kek) in former.iter().enumerate() {
+            problems.within(&format!("formerKeks[{index}]"), |problems| kek.check(problems));
+        }
         if (self.associated_data, self.legacy_data) == (Some(false), Some(false)) {
             problems.add(
                 "legacyData",
                 "must be true where associatedData is false: what is written could not be read",
             );
         }
-        let tls = self.tls.clone().unwrap_or_default();
-        problems.within("tls", |problems| tls.check(problems));
+        problems.within("tls", |problems| self.tls.check(problems));
         self.timeouts(problems);
-    }
-
-    fn check_former(&self, problems: &mut Problems) {
-        let former = self.former_keks.as_deref().unwrap_or_default();
-        if former.len() > MAX_FORMER {
-            let text = format!("has {} names, at most {MAX_FORMER}", former.len());
-            problems.add("formerKeks", &text);
-        }
-        for (index, kek) in former.iter().enumerate() {
-            problems.within(&format!("formerKeks[{index}]"), |problems| kek.check(problems));
-        }
     }
 
     fn timeouts(&self, problems: &mut Problems) -> (Duration, Duration) {
@@ -273,17 +258,16 @@ impl Settings {
         )
     }
 
-    fn texts(&self) -> Vec<String> {
-        self.address.iter().chain(self.addresses.iter().flatten()).cloned().collect()
-    }
-
-    fn pair(&self) -> Option<Pair> {
-        let tls = self.tls.as_ref()?;
-        pair(tls.cert_file.as_ref(), tls.key_file.as_ref())
+    fn texts(&self) -> impl Iterator<Item = &String> {
+        self.address.iter().chain(self.addresses.iter().flatten())
     }
 }
 
 impl Tls {
+    fn pair(&self) -> Option<Pair> {
+        pair(self.cert_file.as_ref(), self.key_file.as_ref())
+    }
+
     fn check(&self, problems: &mut Problems) {
         let files = [
             ("caFile", self.ca_file.as_deref()),
@@ -307,10 +291,30 @@ fn pair(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> Option<Pair> {
     Some(Pair { key: key.unwrap_or(&cert).clone(), cert })
 }
 
-const NO_NAME: &str = "may hold letters, digits, - _ and . only";
+/// What is written without a value is as good as not written.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
 
-fn check_path(field: &str, path: Option<&str>, problems: &mut Problems) {
-    if path.is_some_and(|path| !path.is_empty() && !is_path(path)) {
+fn check_count(field: &str, count: usize, problems: &mut Problems) {
+    if count > MAX_LIST {
+        problems.add(field, &format!("has {count} entries, at most {MAX_LIST}"));
+    }
+}
+
+fn check_name(field: &str, name: &str, problems: &mut Problems) {
+    if !is_name(name) {
+        problems.add(field, "may hold letters, digits, - _ and . only");
+    }
+}
+
+fn check_path(field: &str, path: &Option<String>, problems: &mut Problems) {
+    let path = path.as_deref().map(bare).filter(|path| !path.is_empty());
+    if path.is_some_and(|path| !is_path(path)) {
         problems.add(field, "may hold letters, digits, - _ . and / only");
     }
 }

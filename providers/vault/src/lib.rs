@@ -217,7 +217,7 @@ impl Provider for Vault {
             return Err(self.why_not_decrypted(&answer, version, call.deadline).await);
         };
         // Old versions may have been shut off; what is there must be the same key all the same.
-        if !proven && self.look(call.deadline).await?.min_decryption() <= witness.version {
+        if !proven && self.look(call.deadline).await?.min_decryption <= witness.version {
             return Err(self.replaced());
         }
         self.keep_witness(sealed, version);
@@ -233,11 +233,11 @@ impl Provider for Vault {
     }
 
     fn deletion(&self) -> Deletion {
-        Deletion { at: None, allowed: Some(self.lineage().deletion_allowed()) }
+        Deletion { at: None, allowed: Some(self.lineage().deletion_allowed) }
     }
 
     fn note(&self) -> Option<String> {
-        let (version, key) = (self.lineage().latest(), self.transit.kek().shown());
+        let (version, key) = (self.lineage().latest, self.transit.kek().shown());
         Some(format!("version {version} of {key} at {}", self.session.note()))
     }
 }
@@ -284,7 +284,7 @@ impl Vault {
         self.check_lineage(&new)?;
         let mut current = held(&self.lineage);
         // A replica that lags behind knows less than we do.
-        if new.latest() >= current.latest() {
+        if new.latest >= current.latest {
             *current = new.clone();
         }
         Ok(new)
@@ -339,7 +339,7 @@ impl Vault {
         let ciphertext = std::str::from_utf8(&sealed.ciphertext).map_err(|_| foreign())?;
         let own = self.is_ours(sealed, version, deadline).await?;
         let bound = own && is_bound(sealed);
-        Ok((Bound { ciphertext, key_id: bound.then_some(&sealed.key_id) }, version))
+        Ok((Bound::new(ciphertext, bound.then_some(&sealed.key_id)), version))
     }
 
     /// Whether the data is ours, and not of vault-kubernetes-kms. Nothing is tried: a key_id that
@@ -378,7 +378,7 @@ impl Vault {
 impl Witness {
     fn bound(&self) -> Bound<'_> {
         let ciphertext = std::str::from_utf8(&self.ciphertext).unwrap_or_default();
-        Bound { ciphertext, key_id: self.key_id.as_ref() }
+        Bound::new(ciphertext, self.key_id.as_ref())
     }
 }
 

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use sidekey_core::{Error, KeyId, Kind, hex, sha256};
+use sidekey_rest::naming::Version;
 
 use crate::config::Kek;
 
@@ -21,12 +22,16 @@ const AEAD: [&str; 4] = ["aes128-gcm96", "aes256-gcm96", "chacha20-poly1305", "x
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lineage {
     kek: Kek,
-    latest: u32,
-    min_decryption: u32,
-    min_encryption: u32,
+    /// The version to write with.
+    pub(crate) latest: u32,
+    /// The lowest version that may decrypt.
+    pub(crate) min_decryption: u32,
+    /// The lowest version that may encrypt.
+    pub(crate) min_encryption: u32,
     /// Versions that can be used, with the second at which each was made.
     pub(crate) made: BTreeMap<u32, i64>,
-    deletion_allowed: bool,
+    /// Whether Vault would delete the key if it were told to.
+    pub(crate) deletion_allowed: bool,
 }
 
 /// As Vault writes it.
@@ -104,7 +109,7 @@ impl Lineage {
         let made: BTreeMap<u32, i64> = raw
             .keys
             .iter()
-            .filter_map(|(version, value)| Some((number(version)?, second(value)?)))
+            .filter_map(|(version, second)| Some((number(version)?, second.as_i64()?)))
             .collect();
         if !made.contains_key(&raw.latest_version) {
             let why = format!("Vault does not say when version {} was made", raw.latest_version);
@@ -118,26 +123,6 @@ impl Lineage {
             made,
             deletion_allowed: raw.deletion_allowed,
         })
-    }
-
-    /// Whether Vault would delete the key if it were told to.
-    pub(crate) fn deletion_allowed(&self) -> bool {
-        self.deletion_allowed
-    }
-
-    /// The version to write with.
-    pub(crate) fn latest(&self) -> u32 {
-        self.latest
-    }
-
-    /// The lowest version that may encrypt.
-    pub(crate) fn min_encryption(&self) -> u32 {
-        self.min_encryption
-    }
-
-    /// The lowest version that may decrypt.
-    pub(crate) fn min_decryption(&self) -> u32 {
-        self.min_decryption
     }
 
     /// The key_id of the version to write with.
@@ -179,12 +164,7 @@ impl Named {
         if let Some(number) = canonical(text) {
             return Some(Self::Legacy(number));
         }
-        let (hash, version) = text.strip_prefix("vault/")?.split_once('/')?;
-        let sound = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
-        if hash.len() != 2 * HASH || !hash.bytes().all(sound) {
-            return None;
-        }
-        number(version).map(Self::Own)
+        number(&Version::parse("vault", text)?.version).map(Self::Own)
     }
 }
 
@@ -207,11 +187,6 @@ fn number(text: &str) -> Option<u32> {
 fn canonical(text: &str) -> Option<u64> {
     let digits = !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
     text.parse().ok().filter(|_| digits)
-}
-
-/// When a version was made, in seconds, or nothing if it is written in another way.
-fn second(value: &serde_json::Value) -> Option<i64> {
-    value.as_i64()
 }
 
 #[cfg(test)]
@@ -349,7 +324,7 @@ mod tests {
             let made: Vec<(u32, i64)> = versions.into_iter().collect();
             let lineage = lineage(&kek("ns", "transit", "kms"), &made, 1);
             let key_id = lineage.key_id().unwrap();
-            let latest = lineage.latest();
+            let latest = lineage.latest;
             prop_assert_eq!(Named::read(&key_id), Some(Named::Own(latest)));
             prop_assert!(lineage.is_own(&key_id, latest, &[]));
             for (version, _) in made.iter().filter(|(version, _)| *version != latest) {

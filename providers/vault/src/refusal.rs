@@ -15,16 +15,16 @@ impl Vault {
             let text = format!("key {key}: version {version} {why}");
             Err(Error::new(Kind::KeyState, text).with_hint(hint.to_owned()))
         };
-        let lowest = lineage.min_decryption();
+        let lowest = lineage.min_decryption;
         if version < lowest {
             return refused(
                 format!("is below min_decryption_version {lowest}"),
                 "lower min_decryption_version until all data has been written anew",
             );
         }
-        if version > lineage.latest() {
+        if version > lineage.latest {
             return refused(
-                format!("is newer than the newest, {}", lineage.latest()),
+                format!("is newer than the newest, {}", lineage.latest),
                 "the key may have been restored from an old backup, or a replica lags behind",
             );
         }
@@ -52,10 +52,10 @@ impl Vault {
             Err(error) if status == 400 || error.kind() != Kind::Denied => return error,
             _ => return self.transit.denied(answer, action),
         };
-        let (kind, hint) = if version < lineage.min_encryption() {
+        let (kind, hint) = if version < lineage.min_encryption {
             let hint = "the key was rotated and older versions may not encrypt: the new one is announced next";
             (Kind::KeyState, hint)
-        } else if version > lineage.latest() {
+        } else if version > lineage.latest {
             let hint = "a replica lags behind, or the key was restored from an old backup";
             (Kind::Unavailable, hint)
         } else {

@@ -6,7 +6,8 @@
 //!
 //! The token is a [`Lease`]: it is renewed at two thirds of its life, and replaced by a new login
 //! where it cannot be renewed, or not for long any more, and where Vault no longer knows it. A
-//! refused login is not repeated with the same credential; the last token serves while it is valid.
+//! refused login is not repeated with the same credential; the last token serves, and is renewed,
+//! while it is valid.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use sidekey_rest::{Answer, Http, Lease, Limits, Proxy, Request, Servers, Shared,
 use tokio::time::Instant;
 
 use crate::api;
-use crate::auth::Auth;
+use crate::auth::{Auth, By};
 use crate::config::Config;
 
 /// For what nobody waits for.
@@ -31,8 +32,10 @@ const BACKGROUND: Duration = Duration::from_secs(10);
 /// A login as fresh as this is not repeated as long as Vault knows its token: what is refused is
 /// refused for another reason.
 const YOUNG: Duration = Duration::from_secs(30);
-/// Calls that use a token which is given back have this long to end.
-const GRACE: Duration = Duration::from_secs(10);
+/// For how long a refused login is not repeated where refusals lock nothing: what was wrong may be
+/// mended by then, in Vault or at the issuer of a JWT that Vault could not ask.
+const PAUSE: Duration = Duration::from_secs(60);
+const NOT_LET_IN: &str = "the credentials may be wrong, or right and not let in: see whether Vault has locked the role or user (sys/locked-users) or takes it from other addresses alone (CIDR), and check the mount of the auth method and its namespace";
 /// So long after a login a replica may not have heard of it.
 const FRESH: Duration = Duration::from_secs(60);
 
@@ -65,8 +68,6 @@ pub(crate) struct Token {
     index: Option<HeaderValue>,
     /// Whether its life can be drawn out.
     renewable: bool,
-    /// The life that it had at first.
-    whole: Option<Duration>,
 }
 
 /// What Vault says of a token: of a new or renewed one under `auth`, of one that is looked up under
@@ -91,8 +92,17 @@ struct Granted<'a> {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Known {
-    ttl: u64,
+    /// Whole seconds: 0 in the last one, less after it, and 0 where there is no end.
+    ttl: i64,
+    expire_time: Option<String>,
     renewable: bool,
+}
+
+impl Known {
+    fn life(&self) -> Option<Duration> {
+        let left = Duration::from_secs(self.ttl.try_into().unwrap_or(0));
+        (self.ttl != 0 || self.expire_time.is_some()).then_some(left)
+    }
 }
 
 impl Session {
@@ -107,11 +117,11 @@ impl Session {
         let http = Http::new(&trust, Proxy::new(None), Limits { connect, ..Limits::default() });
         let judge = api::judge(addresses.clone(), config.own_bundle().is_some());
         let (auth, space) = (Auth::new(config, files)?, config.auth_namespace());
-        let (credential, pause) = (credential(&auth, &space, config, files), auth.pause());
+        let credential = credential(&auth, &space, config, files);
         let servers = Servers::new(http, addresses, request, judge);
         let login = Login { servers, auth, namespace: api::namespace(&space)? };
         Ok(Self {
-            lease: Lease::new(login, credential, pause),
+            lease: Lease::new(login, credential, PAUSE),
             certified: trust.expiry,
             replacing: tokio::sync::Mutex::default(),
             blind: AtomicBool::new(false),
@@ -122,7 +132,7 @@ impl Session {
     pub(crate) fn note(&self) -> String {
         let Login { servers, auth, .. } = self.lease.source();
         let address = servers.first().map(|address| address.to_string());
-        format!("{} by {}", address.unwrap_or_default(), auth.name())
+        format!("{} by {}", address.unwrap_or_default(), auth.name)
     }
 
     /// When the certificate that we show expires, or the token where there is none: a token of a
@@ -139,7 +149,7 @@ impl Session {
     /// Asks with our token. If it is refused, it is replaced and the question is asked once more.
     pub(crate) async fn ask(&self, request: Request, deadline: Instant) -> Result<Answer, Error> {
         let Login { servers, auth, .. } = self.lease.source();
-        if matches!(auth, Auth::Agent) {
+        if matches!(auth.by, By::Agent) {
             return servers.ask(request, deadline).await;
         }
         let token = self.lease.get(deadline).await?;
@@ -161,7 +171,7 @@ impl Session {
         deadline: Instant,
     ) -> Result<Option<Arc<Held<Token>>>, Error> {
         let login = self.lease.source();
-        if matches!(login.auth, Auth::Token(_)) {
+        if matches!(login.auth.by, By::Token(_)) {
             return Ok(None);
         }
         let _one = self.replacing.lock().await;
@@ -173,9 +183,8 @@ impl Session {
         if young && (self.blind.load(Ordering::Relaxed) || login.knows(refused, deadline).await?) {
             return Ok(None);
         }
-        tracing::info!(method = login.auth.name(), "Vault refuses the token: logging in again");
+        tracing::info!(method = login.auth.name, "Vault refuses the token: logging in again");
         let token = self.lease.replace(refused, deadline).await?;
-        login.give_back(refused);
         // A policy that does not let a token look at itself would have every one look unknown.
         let known = login.knows(&token, deadline).await.unwrap_or(true);
         self.blind.store(!known, Ordering::Relaxed);
@@ -186,48 +195,39 @@ impl Session {
 impl Source for Login {
     type Item = Token;
 
-    async fn fetch(
+    async fn fetch(&self, deadline: Instant) -> Result<Grant<Token>, Error> {
+        match &self.auth.by {
+            By::Login(path, body) => self.log_in(path, body, deadline).await,
+            By::Token(token) => self.look_up(token, deadline).await,
+            By::Agent => Err(Error::new(Kind::Bug, "an agent has a token of its own")),
+        }
+    }
+
+    async fn renew(
         &self,
-        held: Option<Arc<Held<Token>>>,
+        held: &Held<Token>,
         deadline: Instant,
-    ) -> Result<Grant<Token>, Error> {
-        let renewable = held.as_ref().filter(|held| held.item.renewable);
-        let renewed = match renewable {
-            Some(held) => match self.renew(held, deadline).await {
+    ) -> Result<Option<Grant<Token>>, Error> {
+        let renewed = match held.item.renewable {
+            true => match self.renew_self(held, deadline).await {
                 Err(error) if error.kind().is_transient() => return Err(error),
                 renewed => renewed.ok(),
             },
-            None => None,
+            false => None,
         };
-        // Renewed, but cut short: its longest life comes to an end.
-        let is_whole = |grant: &Grant<Token>| grant.life >= grant.item.whole.map(|whole| whole / 2);
-        match (renewed, &self.auth) {
-            (Some(grant), _) if is_whole(&grant) => Ok(grant),
-            (renewed, Auth::Token(token)) => {
-                if held.is_some() {
-                    tracing::warn!(
-                        "the token cannot be renewed any more: write a new one into its file, a periodic one if possible"
-                    );
-                }
-                match renewed {
-                    Some(grant) => Ok(grant),
-                    None => self.look_up(token, deadline).await,
-                }
-            }
-            _ => {
-                let grant = self.log_in(deadline).await?;
-                if let Some(held) = held {
-                    self.give_back(&held);
-                }
-                Ok(grant)
-            }
+        let is_last = renewed.as_ref().is_none_or(|grant| held.is_short(grant.life));
+        if is_last && matches!(self.auth.by, By::Token(_)) {
+            tracing::warn!(
+                "the token cannot be renewed any more: write a new one into its file, a periodic one if possible"
+            );
         }
+        Ok(renewed)
     }
 
     /// A token that was given to us is not ours to end. If it cannot be given back it expires by
     /// itself.
     async fn revoke(&self, token: &Token) {
-        if !matches!(self.auth, Auth::Token(_) | Auth::Agent) {
+        if matches!(self.auth.by, By::Login(..)) {
             let request = self.about(token, Method::POST, "revoke-self");
             let _ = self.servers.ask(request, Instant::now() + BACKGROUND).await;
         }
@@ -235,13 +235,24 @@ impl Source for Login {
 }
 
 impl Login {
-    async fn log_in(&self, deadline: Instant) -> Result<Grant<Token>, Error> {
-        let (action, method) = ("login", self.auth.name());
-        let login = self.auth.login();
-        let (path, body) = login.ok_or_else(|| Error::new(Kind::Bug, "nothing to log in with"))?;
-        let request = api::request(Method::POST, &path, self.namespace.as_ref(), body);
-        let hint = "check the credentials, the mount of the auth method and its namespace";
-        let answer = self.granted(request, (action, &path), hint, deadline).await?;
+    async fn log_in(
+        &self,
+        path: &str,
+        body: &Bytes,
+        deadline: Instant,
+    ) -> Result<Grant<Token>, Error> {
+        let (action, method) = ("login", self.auth.name);
+        let request = api::request(Method::POST, path, self.namespace.as_ref(), body.clone());
+        let answer = self.servers.ask(request, deadline).await?;
+        let answer = match answer.status.as_u16() {
+            // The credential is wrong: this is what Vault counts before it locks a role or user.
+            400 => {
+                let hint = "the credentials are wrong, expired or used up: write new ones";
+                let error = api::error(Kind::Denied, hint, &answer, action, path).lasting();
+                return Err(if self.auth.can_be_locked() { error.without_retry() } else { error });
+            }
+            _ => granted(answer, (action, path), NOT_LET_IN)?,
+        };
         let told: Told<'_> = read(&answer.body, action)?;
         let granted = told.auth.ok_or_else(|| {
             Error::new(Kind::Denied, format!("login by {method}: Vault gave no token"))
@@ -257,21 +268,26 @@ impl Login {
     async fn look_up(&self, token: &Secret, deadline: Instant) -> Result<Grant<Token>, Error> {
         let action = "lookup-self";
         let header = secret_header(token.as_text().unwrap_or_default())?;
-        let mut token = Token { header, index: None, renewable: false, whole: None };
+        let mut token = Token { header, index: None, renewable: false };
         let request = self.about(&token, Method::GET, action);
         let hint = "the token has expired or was revoked, or its policies do not let it read auth/token/lookup-self, as `default` does: write a new one into its file";
-        let answer = self.granted(request, (action, "the token"), hint, deadline).await?;
+        let answer = self.servers.ask(request, deadline).await?;
+        let answer = granted(answer, (action, "the token"), hint)?;
         let told: Told<'_> = read(&answer.body, action)?;
         let known = told.data.unwrap_or_default();
-        let life = life(known.ttl);
-        (token.renewable, token.whole) = (known.renewable, life);
-        Ok(Grant { item: token, life })
+        token.renewable = known.renewable;
+        Ok(Grant { item: token, life: known.life() })
     }
 
-    async fn renew(&self, held: &Held<Token>, deadline: Instant) -> Result<Grant<Token>, Error> {
+    async fn renew_self(
+        &self,
+        held: &Held<Token>,
+        deadline: Instant,
+    ) -> Result<Grant<Token>, Error> {
         let action = "renew-self";
         let request = self.about(&held.item, Method::POST, action);
-        let answer = self.granted(request, (action, "the token"), "", deadline).await?;
+        let answer = self.servers.ask(request, deadline).await?;
+        let answer = granted(answer, (action, "the token"), "")?;
         let told: Told<'_> = read(&answer.body, action)?;
         let granted = told.auth.filter(|granted| granted.lease_duration > 0);
         let granted =
@@ -279,41 +295,11 @@ impl Login {
         Ok(grant(held.item.header.clone(), &granted, &answer, Some(&held.item)))
     }
 
-    /// Asks for what is granted to a credential: a refusal is one of that credential. (A mount or
-    /// namespace that is not there is a mistake of the configuration, and may be mended at once.)
-    async fn granted(
-        &self,
-        request: Request,
-        (action, object): (&str, &str),
-        hint: &str,
-        deadline: Instant,
-    ) -> Result<Answer, Error> {
-        let answer = self.servers.ask(request, deadline).await?;
-        let kind = match answer.status.as_u16() {
-            200 => return Ok(answer),
-            400 | 401 | 403 => Kind::Denied,
-            404 if api::is_vaults(&answer) => Kind::Config,
-            _ => return Err(api::refused(&answer, action, object)),
-        };
-        Err(api::error(kind, hint, &answer, action, object).lasting())
-    }
-
     /// Whether Vault still knows the token.
     async fn knows(&self, held: &Held<Token>, deadline: Instant) -> Result<bool, Error> {
         let request = signed(self.about(&held.item, Method::GET, "lookup-self"), held);
         let answer = self.servers.ask(request, deadline).await?;
         Ok(answer.status != StatusCode::FORBIDDEN)
-    }
-
-    /// Gives a token back that is no longer needed. Calls that still use it have a moment to end.
-    fn give_back(&self, held: &Held<Token>) {
-        let request = self.about(&held.item, Method::POST, "revoke-self");
-        let servers = self.servers.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(GRACE).await;
-            // If it cannot be given back it expires by itself.
-            let _ = servers.ask(request, Instant::now() + BACKGROUND).await;
-        });
     }
 
     /// A question about a token, asked with it.
@@ -326,21 +312,29 @@ impl Login {
     }
 }
 
+/// What is granted to a credential, or its refusal. (A mount or namespace that is not there is a
+/// mistake of the configuration, and may be mended at once.)
+fn granted(answer: Answer, (action, object): (&str, &str), hint: &str) -> Result<Answer, Error> {
+    let kind = match answer.status.as_u16() {
+        200 => return Ok(answer),
+        400 | 401 | 403 => Kind::Denied,
+        404 if api::is_vaults(&answer) => Kind::Config,
+        _ => return Err(api::refused(&answer, action, object)),
+    };
+    Err(api::error(kind, hint, &answer, action, object).lasting())
+}
+
 fn grant(
     header: HeaderValue,
     granted: &Granted<'_>,
     answer: &Answer,
     old: Option<&Token>,
 ) -> Grant<Token> {
-    let (life, index) = (life(granted.lease_duration), answer.headers.get(api::INDEX).cloned());
+    // A login that never ends has none.
+    let life = (granted.lease_duration > 0).then(|| Duration::from_secs(granted.lease_duration));
+    let index = answer.headers.get(api::INDEX).cloned();
     let index = index.or_else(|| old.and_then(|old| old.index.clone()));
-    let whole = old.map_or(life, |old| old.whole);
-    Grant { item: Token { header, index, renewable: granted.renewable, whole }, life }
-}
-
-/// So many seconds; 0 is for ever.
-fn life(seconds: u64) -> Option<Duration> {
-    (seconds > 0).then(|| Duration::from_secs(seconds))
+    Grant { item: Token { header, index, renewable: granted.renewable }, life }
 }
 
 /// Puts a token on a request. The state of the cluster goes with it only while it is fresh: a
@@ -363,12 +357,12 @@ fn credential(auth: &Auth, namespace: &str, config: &Config, files: &Files) -> [
     let mut servers: Vec<String> = config.addresses().iter().map(ToString::to_string).collect();
     servers.sort();
     let mut parts = vec![sha256(namespace.as_bytes()), sha256(servers.join("\n").as_bytes())];
-    match (auth, auth.login()) {
-        (Auth::Token(token), _) => parts.push(sha256(token.expose())),
-        (_, Some((path, body))) => parts.extend([sha256(path.as_bytes()), sha256(&body)]),
-        _ => {}
+    match &auth.by {
+        By::Login(path, body) => parts.extend([sha256(path.as_bytes()), sha256(body)]),
+        By::Token(token) => parts.push(sha256(token.expose())),
+        By::Agent => {}
     }
-    if let (Auth::Cert { .. }, Some(pair)) = (auth, config.pair()) {
+    if let (Some(_), Some(pair)) = (&config.credentials.cert, config.pair()) {
         parts.extend(files.secret(&pair.cert).ok().map(|cert| sha256(cert.expose())));
     }
     sha256(&parts.concat())
@@ -398,14 +392,10 @@ mod tests {
         struct One;
         impl Source for One {
             type Item = Token;
-            async fn fetch(
-                &self,
-                _: Option<Arc<Held<Token>>>,
-                _: Instant,
-            ) -> Result<Grant<Token>, Error> {
+            async fn fetch(&self, _: Instant) -> Result<Grant<Token>, Error> {
                 let (header, index) =
                     (HeaderValue::from_static("t"), Some(HeaderValue::from_static("state")));
-                let item = Token { header, index, renewable: false, whole: None };
+                let item = Token { header, index, renewable: false };
                 Ok(Grant { item, life: None })
             }
         }

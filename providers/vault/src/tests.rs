@@ -1,7 +1,9 @@
 //! What the parts promise together, against a simulated Vault.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod adopted;
 mod answers;
+mod refusals;
 mod servers;
 mod sessions;
 mod states;

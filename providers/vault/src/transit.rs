@@ -29,22 +29,23 @@ pub(crate) struct Transit {
 struct Encrypt<'a> {
     plaintext: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    associated_data: Option<&'a str>,
+    associated_data: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key_version: Option<u32>,
     r#type: &'a str,
 }
 
+/// One ciphertext and what it is bound to; nothing in the form of vault-kubernetes-kms.
 #[derive(Serialize)]
-struct Decrypt<'a> {
+pub(crate) struct Bound<'a> {
     ciphertext: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    associated_data: Option<&'a str>,
+    associated_data: Option<String>,
 }
 
 #[derive(Serialize)]
 struct Batch<'a> {
-    batch_input: [Decrypt<'a>; 2],
+    batch_input: [&'a Bound<'a>; 2],
 }
 
 #[derive(Deserialize)]
@@ -70,10 +71,10 @@ struct Results<'a> {
     batch_results: Vec<Decrypted<'a>>,
 }
 
-/// One ciphertext and what it is bound to; nothing in the form of vault-kubernetes-kms.
-pub(crate) struct Bound<'a> {
-    pub(crate) ciphertext: &'a str,
-    pub(crate) key_id: Option<&'a KeyId>,
+impl<'a> Bound<'a> {
+    pub(crate) fn new(ciphertext: &'a str, key_id: Option<&KeyId>) -> Self {
+        Self { ciphertext, associated_data: key_id.map(aad) }
+    }
 }
 
 impl Transit {
@@ -93,17 +94,12 @@ impl Transit {
     /// Reads it.
     pub(crate) fn seen(&self, answer: &Answer) -> Result<Lineage, Error> {
         let (action, key) = ("read", self.kek.shown());
-        match answer.status.as_u16() {
-            _ if answer.status.is_success() => {}
-            404 if api::is_vaults(answer) => {
-                let hint = "the key, its mount or its namespace does not exist: it is never made by this provider";
-                return Err(api::error(Kind::KeyState, hint, answer, action, &key));
-            }
-            403 => {
-                let hint = format!("the policy must allow read on {}", self.path("keys"));
-                return Err(api::error(Kind::Denied, &hint, answer, action, &key));
-            }
-            _ => return Err(api::refused(answer, action, &key)),
+        if answer.status.as_u16() == 404 && api::is_vaults(answer) {
+            let hint = "the key, its mount or its namespace does not exist: it is never made by this provider";
+            return Err(api::error(Kind::KeyState, hint, answer, action, &key));
+        }
+        if !answer.status.is_success() {
+            return Err(self.refused(answer, action, &format!("read on {}", self.path("keys"))));
         }
         let raw: Data<RawKey> = read(&answer.body, &format!("{action} on {key}"))?;
         Lineage::new(&self.kek, raw.data)
@@ -117,10 +113,9 @@ impl Transit {
         plaintext: &[u8],
     ) -> Request {
         let plaintext = Zeroizing::new(STANDARD.encode(plaintext));
-        let aad = key_id.map(aad);
         let body = Encrypt {
             plaintext: &plaintext,
-            associated_data: aad.as_deref(),
+            associated_data: key_id.map(aad),
             key_version: version,
             r#type: NEVER_MADE,
         };
@@ -141,9 +136,7 @@ impl Transit {
 
     /// Asks to unwrap one ciphertext.
     pub(crate) fn decrypt(&self, bound: &Bound<'_>) -> Request {
-        let aad = bound.key_id.map(aad);
-        let body = Decrypt { ciphertext: bound.ciphertext, associated_data: aad.as_deref() };
-        self.request(Method::POST, "decrypt", json(&body))
+        self.request(Method::POST, "decrypt", json(bound))
     }
 
     /// Reads what was unwrapped.
@@ -155,12 +148,7 @@ impl Transit {
 
     /// Asks to unwrap two ciphertexts at once.
     pub(crate) fn decrypt_both(&self, first: &Bound<'_>, second: &Bound<'_>) -> Request {
-        let aads = [first, second].map(|bound| bound.key_id.map(aad));
-        let [one, two] = [(first, &aads[0]), (second, &aads[1])].map(|(bound, aad)| Decrypt {
-            ciphertext: bound.ciphertext,
-            associated_data: aad.as_deref(),
-        });
-        self.request(Method::POST, "decrypt", json(&Batch { batch_input: [one, two] }))
+        self.request(Method::POST, "decrypt", json(&Batch { batch_input: [first, second] }))
     }
 
     /// Reads which of two could be unwrapped: the first, and whether the second.
@@ -185,31 +173,30 @@ impl Transit {
 
     /// Whether it was made.
     pub(crate) fn rotated(&self, answer: &Answer) -> Result<(), Error> {
-        let (action, key) = ("rotate", self.kek.shown());
-        match answer.status.as_u16() {
-            _ if answer.status.is_success() => Ok(()),
-            403 => {
-                let path = self.path("keys");
-                let hint = format!(
-                    "the policy must allow update on {path}/rotate; serving does not need it"
-                );
-                Err(api::error(Kind::Denied, &hint, answer, action, &key))
-            }
-            _ => Err(api::refused(answer, action, &key)),
+        if answer.status.is_success() {
+            return Ok(());
         }
+        let right = format!("update on {}/rotate; serving does not need it", self.path("keys"));
+        Err(self.refused(answer, "rotate", &right))
     }
 
     /// What a refusal of a call means, when the key itself is in order.
     pub(crate) fn denied(&self, answer: &Answer, call: &str) -> Error {
-        let key = self.kek.shown();
-        if answer.status.as_u16() != 403 {
-            return api::refused(answer, call, &key);
-        }
         let path = self.path(call);
-        let hint = format!(
-            "the policy must allow update on {path}; if it does, the token is no longer valid"
-        );
-        api::error(Kind::Denied, &hint, answer, call, &key)
+        let right = format!("update on {path}; if it does, the token is no longer valid");
+        self.refused(answer, call, &right)
+    }
+
+    /// The error that a refusal is; `right` is what the policy must allow.
+    fn refused(&self, answer: &Answer, action: &str, right: &str) -> Error {
+        let key = self.kek.shown();
+        match answer.status.as_u16() {
+            403 => {
+                let hint = format!("the policy must allow {right}");
+                api::error(Kind::Denied, &hint, answer, action, &key)
+            }
+            _ => api::refused(answer, action, &key),
+        }
     }
 
     fn path(&self, call: &str) -> String {

@@ -14,6 +14,8 @@ mod keys;
 mod login;
 #[path = "promises/outage.rs"]
 mod outage;
+#[path = "promises/proxy.rs"]
+mod proxy;
 #[path = "promises/rotate.rs"]
 mod rotate;
 #[path = "promises/servers.rs"]

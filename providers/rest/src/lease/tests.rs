@@ -1,34 +1,40 @@
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use sidekey_core::sha256;
 
 use super::*;
 
-/// Gives numbers that live so long, or fails; takes its time.
+/// Gives numbers that live so long, or fails; takes its time. What it has given it renews, if it is
+/// told to, for as long as it gives new ones for.
 struct Numbers {
     calls: AtomicUsize,
     revoked: AtomicUsize,
     renewed: AtomicUsize,
+    renews: AtomicBool,
     life: Mutex<Option<Duration>>,
-    fails: Mutex<Option<Kind>>,
+    fails: Mutex<Option<(Kind, bool)>>,
     takes: Duration,
 }
 
 impl Source for Arc<Numbers> {
     type Item = usize;
 
-    async fn fetch(
-        &self,
-        held: Option<Arc<Held<usize>>>,
-        _: Instant,
-    ) -> Result<Grant<usize>, Error> {
+    async fn fetch(&self, _: Instant) -> Result<Grant<usize>, Error> {
         let item = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
-        self.renewed.fetch_add(usize::from(held.is_some()), Ordering::SeqCst);
         tokio::time::sleep(self.takes).await;
         match *self.fails.lock().unwrap() {
-            Some(kind) => Err(Error::new(kind, "no").with_hint("mend it").lasting()),
+            Some((kind, locks)) => {
+                let error = Error::new(kind, "no").with_hint("mend it").lasting();
+                Err(if locks { error.without_retry() } else { error })
+            }
             None => Ok(Grant { item, life: *self.life.lock().unwrap() }),
         }
+    }
+
+    async fn renew(&self, held: &Held<usize>, _: Instant) -> Result<Option<Grant<usize>>, Error> {
+        self.renewed.fetch_add(1, Ordering::SeqCst);
+        let grant = Grant { item: held.item, life: *self.life.lock().unwrap() };
+        Ok(self.renews.load(Ordering::SeqCst).then_some(grant))
     }
 
     async fn revoke(&self, _: &usize) {
@@ -41,6 +47,7 @@ fn numbers(life: Option<u64>) -> Arc<Numbers> {
         calls: AtomicUsize::new(0),
         revoked: AtomicUsize::new(0),
         renewed: AtomicUsize::new(0),
+        renews: AtomicBool::new(false),
         life: Mutex::new(life.map(Duration::from_secs)),
         fails: Mutex::default(),
         takes: Duration::from_millis(10),
@@ -52,13 +59,29 @@ impl Numbers {
         self.calls.load(Ordering::SeqCst)
     }
 
+    fn renewed(&self) -> usize {
+        self.renewed.load(Ordering::SeqCst)
+    }
+
+    fn live(&self, seconds: Option<u64>) {
+        *self.life.lock().unwrap() = seconds.map(Duration::from_secs);
+    }
+
     fn fail(&self, kind: Option<Kind>) {
-        *self.fails.lock().unwrap() = kind;
+        *self.fails.lock().unwrap() = kind.map(|kind| (kind, false));
+    }
+
+    /// Refuses in a way that locks an account in the end.
+    fn refuse_and_count(&self) {
+        *self.fails.lock().unwrap() = Some((Kind::Denied, true));
     }
 }
 
+/// After a refusal that locks nothing.
+const PAUSE: Duration = Duration::from_secs(60);
+
 fn lease(source: &Arc<Numbers>, credential: &str) -> Lease<Arc<Numbers>> {
-    Lease::new(source.clone(), sha256(credential.as_bytes()), LOCKOUT)
+    Lease::new(source.clone(), sha256(credential.as_bytes()), PAUSE)
 }
 
 fn soon() -> Instant {
@@ -94,7 +117,7 @@ async fn an_item_is_renewed_in_the_background_before_it_ends() {
     assert_eq!(source.calls(), 1, "not before half of its life");
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(source.calls(), 2, "nobody had to ask for it");
-    assert_eq!(source.renewed.load(Ordering::SeqCst), 1, "the one in use was shown");
+    assert_eq!(source.renewed(), 1, "the one in use was shown");
     assert_eq!(get(&lease).await.unwrap(), 2);
     let left = lease.expiry().unwrap().duration_since(SystemTime::now()).unwrap();
     assert!(left > Duration::from_secs(3500), "{left:?}");
@@ -133,13 +156,15 @@ async fn a_source_that_fails_is_not_stormed_while_nothing_is_held() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_credential_is_sent_once_and_then_not_for_a_long_time_by_any_lease() {
     let source = numbers(None);
-    source.fail(Some(Kind::Denied));
+    source.refuse_and_count();
     let began = Instant::now();
     while began.elapsed() < LOCKOUT - Duration::from_secs(5) {
         // Settings change, and with them the lease.
         let error = get(&lease(&source, "wrong")).await.unwrap_err();
         assert!(error.kind() == Kind::Denied && error.is_lasting());
-        assert!(error.hint().unwrap().starts_with("mend it"), "{}", error.report());
+        let hint = error.hint().unwrap();
+        assert!(hint == "mend it" || hint.starts_with("mend it; tried again in "), "{hint}");
+        assert!(hint == "mend it" || hint.contains("so that nothing is locked"), "{hint}");
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     assert_eq!(source.calls(), 1);
@@ -150,11 +175,81 @@ async fn a_refused_credential_is_sent_once_and_then_not_for_a_long_time_by_any_l
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refusal_that_locks_nothing_is_tried_again_after_the_sources_own_pause() {
+    let source = numbers(None);
+    source.fail(Some(Kind::Denied));
+    let lease = lease(&source, "harmless");
+    get(&lease).await.unwrap_err();
+    let began = Instant::now();
+    while began.elapsed() < PAUSE - Duration::from_secs(5) {
+        let error = get(&lease).await.unwrap_err();
+        assert!(!error.report().contains("locked"), "{}", error.report());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(source.calls(), 1);
+    source.fail(None);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(get(&lease).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_item_that_works_is_renewed_while_its_credential_is_refused() {
+    let source = numbers(Some(300));
+    source.renews.store(true, Ordering::SeqCst);
+    let lease = lease(&source, "good-item");
+    let used = lease.get(soon()).await.unwrap();
+    source.refuse_and_count();
+    assert_eq!(lease.replace(&used, soon()).await.err().unwrap().kind(), Kind::Denied);
+    tokio::time::sleep(LOCKOUT - Duration::from_secs(60)).await;
+    assert_eq!(get(&lease).await.unwrap(), 1, "it lives on");
+    assert!(source.renewed() > 2, "{} times", source.renewed());
+    assert_eq!(source.calls(), 2, "a renewal does not show that the credential is good again");
+    assert_eq!(lease.replace(&used, soon()).await.err().map(|error| error.kind()), None);
+    let held = lease.held().unwrap();
+    assert_eq!(lease.replace(&held, soon()).await.err().unwrap().kind(), Kind::Denied);
+    assert_eq!(source.calls(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_was_cut_short_counts_though_no_new_item_can_be_had() {
+    let source = numbers(Some(3600));
+    source.renews.store(true, Ordering::SeqCst);
+    let lease = lease(&source, "cut-short");
+    get(&lease).await.unwrap();
+    source.live(Some(1500));
+    source.fail(Some(Kind::Unavailable));
+    tokio::time::sleep(Duration::from_secs(3700)).await;
+    assert!(source.calls() > 1, "a new one was asked for");
+    assert_eq!(get(&lease).await.unwrap(), 1, "the old one has become older than it was to be");
+    source.fail(None);
+    tokio::time::sleep(Duration::from_secs(1500)).await;
+    assert!(get(&lease).await.unwrap() > 1);
+    tokio::time::sleep(GRACE).await;
+    assert_eq!(source.revoked.load(Ordering::SeqCst), 1, "what was replaced is given back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_item_is_renewed_in_its_own_time_whatever_the_one_before_it_was() {
+    let source = numbers(Some(30 * 86_400));
+    let lease = lease(&source, "own-time");
+    let mut used = lease.get(soon()).await.unwrap();
+    for (count, life) in [(2, Some(60)), (4, None), (5, Some(60))] {
+        source.live(life);
+        used = lease.replace(&used, soon()).await.unwrap();
+        assert_eq!(source.calls(), count);
+        tokio::time::sleep(Duration::from_secs(50)).await;
+        let renewed = usize::from(life.is_some());
+        assert_eq!(source.calls(), count + renewed, "a life of {life:?} s");
+        used = lease.held().unwrap_or(used);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refused_renewal_leaves_the_valid_item_in_use_and_is_not_repeated() {
     let source = numbers(Some(1200));
     let lease = lease(&source, "refused-renewal");
     get(&lease).await.unwrap();
-    source.fail(Some(Kind::Denied));
+    source.refuse_and_count();
     tokio::time::sleep(Duration::from_secs(1190)).await;
     assert_eq!(source.calls(), 2, "once to get it, once to renew it");
     assert_eq!(get(&lease).await.unwrap(), 1);

@@ -66,7 +66,7 @@ async fn each_form_is_sent_as_its_endpoint_asks_for_it() {
     ];
     for (form, expected) in forms {
         let is_metadata = matches!(form, Form::Get(..));
-        let grant = endpoint(&fake, form).fetch(None, soon()).await.unwrap();
+        let grant = endpoint(&fake, form).fetch(soon()).await.unwrap();
         assert_eq!(grant.item, "Bearer tok");
         assert!(grant.item.is_sensitive());
         let seen = fake.seen().pop().unwrap();
@@ -130,5 +130,5 @@ async fn a_refusal_of_the_credential_is_told_by_its_code_and_sent_once() {
 async fn bad_answers_of_a_token_endpoint_change_nothing() {
     let fake = Fake::https(|_| Reply::json(200, &json!({"access_token": "t"}))).await;
     let endpoint = endpoint(&fake, Form::api_key("g", secret("k")));
-    takes_no_bad_answer(&fake, || {}, async || endpoint.fetch(None, soon()).await.map(drop)).await;
+    takes_no_bad_answer(&fake, || {}, async || endpoint.fetch(soon()).await.map(drop)).await;
 }

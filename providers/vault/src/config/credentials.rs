@@ -8,7 +8,7 @@ use sidekey_core::config::Problems;
 use sidekey_rest::files::check_absolute;
 use sidekey_rest::tls::Pair;
 
-use super::{NO_NAME, bare, check_path, is_name, pair};
+use super::{check_name, check_path, pair};
 use crate::dropin::given::given;
 
 /// Why a wrapped secret-id is not taken.
@@ -90,46 +90,27 @@ impl Cert {
     pub(super) fn pair(&self) -> Option<Pair> {
         pair(self.cert_file.as_ref(), self.key_file.as_ref())
     }
+
+    fn check(&self, problems: &mut Problems) {
+        check_path("mount", &self.mount, problems);
+        check_required("certFile", self.cert_file.as_deref(), problems);
+        check_absolute(&[("keyFile", self.key_file.as_deref())], problems);
+    }
 }
 
 impl Credentials {
     pub(super) fn check(&self, problems: &mut Problems) {
-        let count = [
-            self.app_role.is_some(),
-            self.kubernetes.is_some(),
-            self.jwt.is_some(),
-            self.cert.is_some(),
-            self.userpass.is_some(),
-            self.token.is_some(),
-            self.agent.is_some(),
-        ];
-        if count.iter().filter(|set| **set).count() != 1 {
+        let ways = way("appRole", &self.app_role, problems, AppRole::check)
+            + way("kubernetes", &self.kubernetes, problems, Jwt::check)
+            + way("jwt", &self.jwt, problems, Jwt::check)
+            + way("cert", &self.cert, problems, Cert::check)
+            + way("userpass", &self.userpass, problems, Userpass::check)
+            + way("token", &self.token, problems, TokenFile::check)
+            + usize::from(self.agent.is_some());
+        if ways != 1 {
             let text =
                 "needs exactly one of appRole, kubernetes, jwt, cert, userpass, token, agent";
             problems.add("", text);
-        }
-        if let Some(role) = &self.app_role {
-            problems.within("appRole", |problems| role.check(problems));
-        }
-        for (name, jwt) in [("kubernetes", &self.kubernetes), ("jwt", &self.jwt)] {
-            if let Some(jwt) = jwt {
-                problems.within(name, |problems| jwt.check(problems));
-            }
-        }
-        if let Some(cert) = &self.cert {
-            problems.within("cert", |problems| {
-                check_path("mount", cert.mount.as_deref().map(bare), problems);
-                check_required("certFile", cert.cert_file.as_deref(), problems);
-                check_absolute(&[("keyFile", cert.key_file.as_deref())], problems);
-            });
-        }
-        if let Some(user) = &self.userpass {
-            problems.within("userpass", |problems| user.check(problems));
-        }
-        if let Some(token) = &self.token {
-            problems.within("token", |problems| {
-                check_given("file", token.file.as_deref(), token.given, problems);
-            });
         }
     }
 
@@ -145,7 +126,7 @@ impl Credentials {
 
 impl AppRole {
     fn check(&self, problems: &mut Problems) {
-        check_path("mount", self.mount.as_deref().map(bare), problems);
+        check_path("mount", &self.mount, problems);
         match (&self.role_id, &self.role_id_file) {
             (None, None) => problems.add("roleIdFile", "is required (or roleId)"),
             (Some(_), Some(_)) => problems.add("roleIdFile", "excludes roleId"),
@@ -166,7 +147,7 @@ impl AppRole {
 
 impl Jwt {
     fn check(&self, problems: &mut Problems) {
-        check_path("mount", self.mount.as_deref().map(bare), problems);
+        check_path("mount", &self.mount, problems);
         if self.role.as_deref().is_none_or(|role| role.trim().is_empty()) {
             problems.add("role", "is required");
         }
@@ -176,14 +157,31 @@ impl Jwt {
 
 impl Userpass {
     fn check(&self, problems: &mut Problems) {
-        check_path("mount", self.mount.as_deref().map(bare), problems);
-        match self.username.as_deref() {
-            None => problems.add("username", "is required"),
-            Some(name) if !is_name(name) => problems.add("username", NO_NAME),
-            Some(_) => {}
+        check_path("mount", &self.mount, problems);
+        if let Some(name) = problems.require("username", &self.username) {
+            check_name("username", name, problems);
         }
         check_given("passwordFile", self.password_file.as_deref(), self.given, problems);
     }
+}
+
+impl TokenFile {
+    fn check(&self, problems: &mut Problems) {
+        check_given("file", self.file.as_deref(), self.given, problems);
+    }
+}
+
+/// Checks a way that is there; how many that makes.
+fn way<T>(
+    name: &str,
+    way: &Option<T>,
+    problems: &mut Problems,
+    check: fn(&T, &mut Problems),
+) -> usize {
+    if let Some(way) = way {
+        problems.within(name, |problems| check(way, problems));
+    }
+    usize::from(way.is_some())
 }
 
 fn check_given(field: &str, path: Option<&Path>, said: Option<bool>, problems: &mut Problems) {

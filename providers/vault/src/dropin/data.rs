@@ -58,6 +58,6 @@ impl Lineage {
     /// same. The ciphertext names the version that counts.
     pub(crate) fn is_legacy(&self, number: u64) -> bool {
         let made = |made: &i64| u64::try_from(*made) == Ok(number);
-        (1..=u64::from(self.latest())).contains(&number) || self.made.values().any(made)
+        (1..=u64::from(self.latest)).contains(&number) || self.made.values().any(made)
     }
 }

@@ -148,7 +148,7 @@ async fn refused_credentials_are_not_sent_again_at_once() {
 }
 
 /// Waits for something that a background task does.
-async fn until(what: &str, done: impl Fn() -> bool) {
+pub(super) async fn until(what: &str, done: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < end, "waited too long for {what}");

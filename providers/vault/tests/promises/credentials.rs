@@ -217,6 +217,22 @@ async fn a_lost_permission_is_named_and_heals_by_itself() {
     assert!(served.metric("kms_errors_total", &[("kind", "denied")]).await >= 2.0);
 }
 
+/// What the real server answers to a wrong credential, and to one that it does not let in.
+#[tokio::test]
+async fn a_wrong_password_and_a_wrong_address_are_told_apart() {
+    let stage = Stage::new("let-in").await;
+    stage.bao.enable_auth("userpass", "let-in-user").await.unwrap();
+    let user = json!({"password": "right", "token_bound_cidrs": ["203.0.113.7/32"]});
+    stage.bao.write("auth/let-in-user/users/kms", &user).await.unwrap();
+    stage.write("password", "wrong");
+    let way = json!({"userpass": {"mount": "let-in-user", "username": "kms", "passwordFile": stage.path("password")}});
+    let mut served = stage.spawn(&quick(&[stage.key_with(1, &stage.key, &way)])).await;
+    served.wait_bad_for(Code::PermissionDenied, "so that nothing is locked").await;
+    served.wait_bad_for(Code::PermissionDenied, "wrong, expired or used up").await;
+    stage.write("password", "right");
+    served.wait_bad_for(Code::PermissionDenied, "from other addresses alone (CIDR)").await;
+}
+
 #[tokio::test]
 async fn namespaces_are_kept_apart_and_login_may_be_in_another() {
     let server = shared().await;

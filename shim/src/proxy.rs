@@ -25,9 +25,10 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use sidekey_core::app::{App, Begun, ConfigState};
+use sidekey_core::kms::{RequestError, StatusReport};
 use sidekey_core::server::{Stopper, stopper};
 use sidekey_core::telemetry::RateLimit;
-use sidekey_core::{Connections, Error, Kind, Source, Watcher};
+use sidekey_core::{Connections, Error, Kind, SingleFlight, Source, Watcher};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinHandle};
 
@@ -45,6 +46,8 @@ struct Shared {
     identity: Option<Arc<Identity>>,
     clients: ArcSwap<Clients>,
     plugin: ArcSwap<Plugin>,
+    /// The Status that is being asked for.
+    status_flights: SingleFlight<(), Result<StatusReport, RequestError>>,
     drain: ArcSwap<Duration>,
     /// Connections before their clients are known. They take no place from others.
     strangers: Connections,
@@ -104,6 +107,7 @@ impl Proxy {
                 config.plugin.clone(),
                 config.server_uids.clone(),
             )),
+            status_flights: SingleFlight::default(),
             drain: ArcSwap::from_pointee(config.options.drain),
             strangers: Connections::limited("strangers", MAX_STRANGERS),
             rejections_logged: RateLimit::of_requests(),

@@ -79,6 +79,7 @@ pub trait Kms: Send + Sync + 'static {
 }
 
 /// What Status answers.
+#[derive(Clone, Debug)]
 pub struct StatusReport {
     /// To the caller.
     pub response: StatusResponse,
@@ -87,14 +88,14 @@ pub struct StatusReport {
 }
 
 /// Why a request has no good answer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum RequestError {
     /// This process says so.
     Own(Arc<Error>),
     /// A plugin behind this process says so: its code and text are passed on.
     Passed(tonic::Status),
     /// A plugin behind this process was not reached, or not heard: it has not answered.
-    Unreached(Error),
+    Unreached(Arc<Error>),
 }
 
 impl Operation {

@@ -124,10 +124,15 @@ impl Plugin {
                 if began.elapsed() >= HUNG {
                     *self.current.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 }
-                let text = format!("the plugin at {} did not answer in time", self.endpoint);
-                Err(PluginFailure::Way(SocketError::Timeout, Error::new(Kind::Timeout, text)))
+                Err(PluginFailure::Way(SocketError::Timeout, self.out_of_time()))
             }
         }
+    }
+
+    /// What a caller is told whose time is up.
+    pub(super) fn out_of_time(&self) -> Error {
+        let text = format!("the plugin at {} did not answer in time", self.endpoint);
+        Error::new(Kind::Timeout, text)
     }
 
     /// Connects once, to see whether it can be done.

@@ -13,7 +13,7 @@
 //! as much again.
 //!
 //! **What is worked on is bounded too**, by tower's limit of concurrency; what comes beyond it waits
-//! its turn, and counts as unfinished. Status has a limit of its own: it must not suffer for what
+//! its turn, and counts as unfinished. It is finished, and counts, also for those who have left. Status has a limit of its own: it must not suffer for what
 //! others ask.
 //!
 //! A request that arrives whole pays for this with seven additions to counters that no other
@@ -271,9 +271,12 @@ impl Table {
     fn relieve(&self) -> bool {
         let seats = held(&self.seats);
         // Whoever was told to go may still be there, and counts no more.
-        let live = || seats.iter().filter(|place| place.order() != Some(Order::Gone));
+        let is_gone = |place: &&Arc<Place>| place.order() == Some(Order::Gone);
+        let live = || seats.iter().filter(|place| !is_gone(place));
         let waiting: usize = live().map(|place| place.waiting()).sum();
-        let bytes: usize = live().map(|place| place.held.load(Relaxed)).sum();
+        // What is worked on for those who have left is still there.
+        let going: usize = seats.iter().filter(is_gone).map(|place| place.held.load(Relaxed)).sum();
+        let bytes = self.held.load(Relaxed).saturating_sub(going);
         if waiting <= MAX_UNFINISHED && bytes <= MAX_HELD {
             return true;
         }

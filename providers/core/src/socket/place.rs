@@ -188,14 +188,24 @@ impl<'a> Parent<'a> {
     }
 
     fn warning(&self) -> Option<String> {
-        let mode = rustix::fs::fstat(&self.fd).ok()?.st_mode & 0o777;
-        (mode & 0o027 != 0).then(|| {
+        let mode = rustix::fs::fstat(&self.fd).ok()?.st_mode & 0o1777;
+        (mode & 0o027 != 0 && !self.is_empty_dir(mode)).then(|| {
             format!(
                 "directory {:?} of socket {} has mode {mode:04o}: others can reach or replace \
                  the socket; chmod 0750 it, or give the socket a directory of its own",
                 self.path, self.endpoint
             )
         })
+    }
+
+    /// Whether it is in an emptyDir: kubelet lets everybody write there, but only those containers
+    /// come near it that mount it.
+    fn is_empty_dir(&self, mode: u32) -> bool {
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/thread-self/{name}"));
+        let info = read(&format!("fdinfo/{}", self.fd.as_raw_fd())).unwrap_or_default();
+        let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+        let mounts = read("mountinfo").unwrap_or_default();
+        mount.is_some_and(|mount| is_empty_dir(&mounts, mount.trim(), mode))
     }
 
     fn failed(&self, what: &str, error: Errno) -> Error {
@@ -322,6 +332,18 @@ impl Drop for Nest<'_> {
         clear(&self.fd);
         let _ = rustix::fs::unlinkat(&self.parent.fd, &self.name, AtFlags::REMOVEDIR);
     }
+}
+
+/// Whether the mount of this number is an emptyDir, by `/proc/self/mountinfo`: a directory of
+/// kubelet's, or a tmpfs of its own. The sticky bit is on directories for everybody, like /tmp.
+pub(super) fn is_empty_dir(mounts: &str, mount: &str, mode: u32) -> bool {
+    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    fields.filter(|fields| fields[0] == mount).any(|fields| {
+        let root = fields.get(3).copied().unwrap_or_default();
+        let kind = fields.iter().skip_while(|field| **field != "-").nth(1);
+        let memory = root == "/" && kind == Some(&"tmpfs") && mode == 0o777;
+        memory || root.contains("/volumes/kubernetes.io~empty-dir/")
+    })
 }
 
 fn open_nest(parent: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {

@@ -95,7 +95,7 @@ impl Engine {
         Kept { stored, beside }: Kept,
     ) -> Result<Self, Error> {
         let metrics: Arc<ShimMetrics> = Arc::default();
-        let before = stored.as_ref().and_then(|stored| config::parse(&stored.document).ok());
+        let before = stored.as_ref().and_then(|stored| config::parse(&stored.document, &[]).ok());
         let stored = stored.unwrap_or_default();
         // With one endpoint behind one socket the number of the key means nothing.
         let routes = config.mode == Mode::Route;

@@ -84,14 +84,15 @@ struct RawRoutedKey {
     server_uids: Option<Vec<u32>>,
 }
 
-/// Checks a whole document; `Err` lists every mistake in it.
-pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
+/// Checks a whole document; `Err` lists every mistake in it. `default_uids` are the `serverUids` of
+/// keys that name none.
+pub fn parse(document: &Value, default_uids: &[u32]) -> Result<ShimConfig, Problems> {
     let mut problems = Problems::default();
     let problems = &mut problems;
     let (mut options, rest) = ProcessOptions::take(document, problems);
     let raw: RawShimConfig = read(&rest, problems).unwrap_or_default();
     let mode = raw.mode.unwrap_or_default();
-    let keys = keys(&raw, problems);
+    let keys = keys(&raw, default_uids, problems);
     let listeners = listeners(&raw, &keys, mode, problems);
     check_roles(&keys, mode, problems);
     let mut probe = sidekey_core::config::fields::probe(raw.probe.unwrap_or_default(), problems);
@@ -117,7 +118,7 @@ pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
     std::mem::take(problems).into_result(Some(config))
 }
 
-fn keys(raw: &RawShimConfig, problems: &mut Problems) -> Vec<RoutedKeySpec> {
+fn keys(raw: &RawShimConfig, default_uids: &[u32], problems: &mut Problems) -> Vec<RoutedKeySpec> {
     let Some(list) = problems.require("keys", &raw.keys) else { return Vec::new() };
     if list.len() > MAX_KEYS {
         problems.add("keys", &format!("has {} keys, at most {MAX_KEYS}", list.len()));
@@ -127,7 +128,10 @@ fn keys(raw: &RawShimConfig, problems: &mut Problems) -> Vec<RoutedKeySpec> {
         let Some(entry) = entry else { continue };
         let path = format!("keys[{index}]");
         let key = problems.within(&path, |problems| key(entry, raw.tls.as_ref(), problems));
-        let Some(key) = key else { continue };
+        let Some(mut key) = key else { continue };
+        if entry.server_uids.is_none() {
+            key.upstream.server_uids = default_uids.to_vec();
+        }
         if let Some(other) = keys.iter().position(|other| other.id == key.id) {
             let text = format!("{} is the id of keys[{other}] too", key.id);
             problems.add(&format!("{path}.id"), &text);

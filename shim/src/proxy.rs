@@ -34,7 +34,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::tls::{Identity, MAX_STRANGERS};
 pub use command::run;
-pub use config::{Access, Clients, Config};
+pub use config::{Access, Clients, ProxyConfig};
 use metrics::ProxyMetrics;
 use plugin::Plugin;
 
@@ -66,7 +66,7 @@ impl Shared {
 /// A running proxy.
 pub struct Proxy {
     shared: Arc<Shared>,
-    config: Config,
+    config: ProxyConfig,
     stopper: Stopper,
     server: JoinHandle<()>,
     follower: Option<AbortHandle>,
@@ -76,7 +76,11 @@ pub struct Proxy {
 
 impl Proxy {
     /// Binds and serves. A plugin that is not there yet is waited for; certificates are not.
-    pub async fn start(config: Config, source: &str, watcher: &Watcher) -> Result<Self, Error> {
+    pub async fn start(
+        config: ProxyConfig,
+        source: &str,
+        watcher: &Watcher,
+    ) -> Result<Self, Error> {
         let (identity, clients) = match &config.access {
             Access::Plaintext => (None, Clients::default()),
             Access::Mutual { files, clients } => {
@@ -125,7 +129,7 @@ impl Proxy {
 }
 
 impl App for Proxy {
-    type Config = Config;
+    type Config = ProxyConfig;
 
     fn source(&self) -> Arc<dyn Source> {
         self.shared.clone()
@@ -140,14 +144,14 @@ impl App for Proxy {
     }
 
     /// All is in place since it was started.
-    async fn begin(&mut self, config: Config) -> Result<Begun, Error> {
+    async fn begin(&mut self, config: ProxyConfig) -> Result<Begun, Error> {
         Ok(Begun { options: config.options, refused: None })
     }
 
     /// Uses another configuration from now on. Everything that can fail comes first; if it does,
     /// nothing has changed. Open connections stay.
-    async fn apply(&mut self, config: Config) -> Result<(), Error> {
-        let served = |config: &Config| (config.plugin.clone(), config.server_uids.clone());
+    async fn apply(&mut self, config: ProxyConfig) -> Result<(), Error> {
+        let served = |config: &ProxyConfig| (config.plugin.clone(), config.server_uids.clone());
         let plugin = if served(&config) == served(&self.config) {
             None
         } else {

@@ -196,14 +196,14 @@ proptest! {
 
     #[test]
     fn any_proxy_configuration_is_read_or_refused_with_a_bounded_list(document in damaged(socket_proxy())) {
-        is_bounded(&proxy::Config::parse(&document))?;
+        is_bounded(&proxy::ProxyConfig::parse(&document))?;
     }
 
     #[test]
     fn any_set_of_mistakes_in_a_proxy_configuration_is_told_at_once(
         mistakes in subsequence(proxy_mistakes(), 0..=proxy_mistakes().len())
     ) {
-        tells_all(&proxy::Config::parse(&with(socket_proxy(), &mistakes)), &mistakes)?;
+        tells_all(&proxy::ProxyConfig::parse(&with(socket_proxy(), &mistakes)), &mistakes)?;
     }
 
     #[test]

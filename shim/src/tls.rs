@@ -68,7 +68,7 @@ pub enum Protocol {
 
 /// Who called, as the certificate says.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub struct TlsPeer {
     /// DNS names, URIs (SPIFFE) and IP addresses, in the form that
     /// [`identity`](sidekey_core::certificate::identity) gives.
     pub sans: Vec<String>,
@@ -210,7 +210,7 @@ impl Identity {
         &self,
         tcp: TcpStream,
         protocol: Protocol,
-    ) -> Result<(server::TlsStream<TcpStream>, Peer), Refusal> {
+    ) -> Result<(server::TlsStream<TcpStream>, TlsPeer), Refusal> {
         tune(&tcp, UNACKNOWLEDGED_BY_CLIENT);
         let loaded = self.loaded.load_full();
         let config = match protocol {
@@ -227,28 +227,28 @@ impl Identity {
             Err(_) => return Err(Refusal::timeout(HANDSHAKE_TIMEOUT)),
         };
         let chain = stream.get_ref().1.peer_certificates().unwrap_or_default().to_vec();
-        let peer = Peer::of(chain).ok_or_else(Refusal::unreadable)?;
+        let peer = TlsPeer::of(chain).ok_or_else(Refusal::unreadable)?;
         Ok((stream, peer))
     }
 
     /// Whether the peer's certificate would be accepted now: not expired, its CA not removed.
-    pub fn trusts(&self, peer: &Peer) -> bool {
+    pub fn trusts(&self, peer: &TlsPeer) -> bool {
         self.trusts_at(peer, SystemTime::now())
     }
 
     /// Ends when the peer's certificate would no longer be accepted.
-    pub async fn distrusted(&self, peer: &Peer) {
+    pub async fn distrusted(&self, peer: &TlsPeer) {
         self.distrusted_by(peer, SystemTime::now).await;
     }
 
-    fn trusts_at(&self, peer: &Peer, now: SystemTime) -> bool {
+    fn trusts_at(&self, peer: &TlsPeer, now: SystemTime) -> bool {
         let Some((leaf, between)) = peer.chain.split_first() else { return false };
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = UnixTime::since_unix_epoch(since);
         self.loaded.load().clients.verify_client_cert(leaf, between, now).is_ok()
     }
 
-    async fn distrusted_by(&self, peer: &Peer, clock: impl Fn() -> SystemTime) {
+    async fn distrusted_by(&self, peer: &TlsPeer, clock: impl Fn() -> SystemTime) {
         let mut generation = self.generation.subscribe();
         while self.trusts_at(peer, clock()) {
             let left = peer.expires.duration_since(clock()).unwrap_or_default();
@@ -338,7 +338,7 @@ impl TlsFiles {
     }
 }
 
-impl Peer {
+impl TlsPeer {
     fn of(chain: Vec<CertificateDer<'static>>) -> Option<Self> {
         let leaf = Certificate::parse(chain.first()?).ok()?;
         Some(Self { sans: leaf.identities(), expires: leaf.not_after, chain })

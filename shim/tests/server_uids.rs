@@ -12,7 +12,7 @@ use std::sync::mpsc;
 
 use serde_json::json;
 use sidekey_core::app::App;
-use sidekey_shim::proxy::Config;
+use sidekey_shim::proxy::ProxyConfig;
 use support::plugin::Plugin;
 use support::shim::{Shim, document, key};
 use support::{SHIM, World, dial, encrypt, eventually, metric, status};
@@ -103,7 +103,7 @@ async fn the_proxy_sends_a_server_of_another_uid_nothing_and_says_what_to_set() 
     assert_eq!(plugin.seen(), 0);
 
     document["serverUids"] = json!([rustix::process::geteuid().as_raw()]);
-    proxy.apply(Config::parse(&document).unwrap()).await.unwrap();
+    proxy.apply(ProxyConfig::parse(&document).unwrap()).await.unwrap();
     client.encrypt(encrypt(b"secret")).await.unwrap();
     client.status(status()).await.unwrap();
     assert_eq!(plugin.seen(), 1);

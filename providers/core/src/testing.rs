@@ -17,18 +17,18 @@ use crate::{
 };
 
 /// All KMSs of the test process, by name: a configuration can only hold a name.
-static ALL: Mutex<BTreeMap<String, Arc<Kms>>> = Mutex::new(BTreeMap::new());
+static ALL: Mutex<BTreeMap<String, Arc<ScriptedKms>>> = Mutex::new(BTreeMap::new());
 
 /// A KMS.
 #[derive(Default)]
-pub(crate) struct Kms {
-    state: Mutex<State>,
+pub(crate) struct ScriptedKms {
+    state: Mutex<KmsState>,
     released: Notify,
 }
 
 /// What it does next.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct KmsState {
     /// The KEK: ciphertexts of one cannot be read with another.
     pub(crate) kek: u8,
     pub(crate) version: u32,
@@ -56,9 +56,9 @@ pub(crate) struct State {
     pub(crate) lags: u32,
 }
 
-/// The provider of [`Kms`].
+/// The provider of [`ScriptedKms`].
 pub(crate) struct Scripted {
-    kms: Arc<Kms>,
+    kms: Arc<ScriptedKms>,
     /// From the credentials file, if there is one: the KMS takes only `good…`.
     token: Option<String>,
 }
@@ -82,7 +82,7 @@ struct Credentials {
     token: Option<PathBuf>,
 }
 
-impl Kms {
+impl ScriptedKms {
     /// A KMS of this name with version 1 of KEK 1.
     pub(crate) fn new(name: &str) -> Arc<Self> {
         let kms: Arc<Self> = Arc::default();
@@ -91,11 +91,11 @@ impl Kms {
         kms
     }
 
-    pub(crate) fn set(&self, change: impl FnOnce(&mut State)) {
+    pub(crate) fn set(&self, change: impl FnOnce(&mut KmsState)) {
         change(&mut lock(&self.state));
     }
 
-    pub(crate) fn ask<T>(&self, question: impl FnOnce(&State) -> T) -> T {
+    pub(crate) fn ask<T>(&self, question: impl FnOnce(&KmsState) -> T) -> T {
         question(&lock(&self.state))
     }
 
@@ -169,7 +169,7 @@ impl Provider for Scripted {
         self.kms.set(|state| state.describes += 1);
         self.kms.call(self.token.as_deref()).await?;
         let (kek, version) = self.kms.ask(|state| (state.kek, state.version));
-        self.kms.set(State::look);
+        self.kms.set(KmsState::look);
         KeyId::new(&format!("{kek}/{version}"))
     }
 
@@ -227,7 +227,7 @@ impl Provider for Scripted {
     }
 }
 
-impl State {
+impl KmsState {
     /// Whoever has been asked for a new version gets on with it.
     fn look(&mut self) {
         if self.rotations > 0 && self.version <= self.rotations {

@@ -13,7 +13,7 @@ use sidekey_core::{Answer, Error, KeyId, Kind, Output, client, mistakes, read_fi
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::config::Config;
+use super::config::ProxyConfig;
 use crate::tls::{Identity, TlsFiles};
 
 const EXAMPLES: &str = "\
@@ -81,7 +81,7 @@ pub(super) fn probe(probe: Probe) -> Result<Answer, Error> {
 
 async fn of_config(path: &std::path::Path, healthy: bool) -> Result<Answer, Error> {
     let config =
-        read_file(path).and_then(|document| Config::parse(&document)).map_err(|problems| {
+        read_file(path).and_then(|document| ProxyConfig::parse(&document)).map_err(|problems| {
             Error::new(Kind::Invalid, mistakes(&path.display().to_string(), &problems))
         })?;
     if healthy {

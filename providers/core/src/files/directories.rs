@@ -32,12 +32,12 @@ pub(super) struct Directories {
 #[derive(Default)]
 struct WatchTable {
     next: u64,
-    subscriptions: BTreeMap<u64, Watched>,
+    subscriptions: BTreeMap<u64, WatchEntry>,
     /// What is watched under each path, by device and inode; `None` if it may be another now.
     watched: BTreeMap<PathBuf, Option<(u64, u64)>>,
 }
 
-struct Watched {
+struct WatchEntry {
     wake: Arc<Notify>,
     entries: Entries,
 }
@@ -62,7 +62,7 @@ impl Directories {
         let mut table = lock(&self.table);
         let id = table.next;
         table.next += 1;
-        table.subscriptions.insert(id, Watched { wake, entries: Entries::new() });
+        table.subscriptions.insert(id, WatchEntry { wake, entries: Entries::new() });
         id
     }
 
@@ -179,7 +179,7 @@ impl WatchTable {
     }
 }
 
-impl Watched {
+impl WatchEntry {
     /// By name alone: a directory may be mounted twice, and events tell one of its paths.
     fn concerned(&self, event: &Event) -> bool {
         self.entries.iter().any(|(directory, name)| {

@@ -28,7 +28,7 @@ const DENIED_AGAIN: Duration = Duration::from_secs(5);
 /// The health of one key.
 #[derive(Debug)]
 pub struct Health {
-    state: Mutex<State>,
+    state: Mutex<HealthState>,
 }
 
 /// What is known of a key, for `/status`.
@@ -58,7 +58,7 @@ pub struct Trouble {
 }
 
 #[derive(Debug)]
-struct State {
+struct HealthState {
     coast: Duration,
     proven: Option<(Instant, SystemTime)>,
     failing: Option<Failing>,
@@ -79,7 +79,7 @@ impl Health {
     /// A key of which nothing is known yet.
     pub fn new(options: ProbeOptions) -> Self {
         let (coast, since) = (options.coast, SystemTime::now());
-        let state = State { coast, proven: None, failing: None, last_error: None, since };
+        let state = HealthState { coast, proven: None, failing: None, last_error: None, since };
         Self { state: Mutex::new(state) }
     }
 
@@ -163,7 +163,7 @@ impl Health {
     }
 
     /// A panic cannot leave the state half-written: every change is one assignment.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HealthState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -175,7 +175,7 @@ impl Trouble {
     }
 }
 
-impl State {
+impl HealthState {
     fn failed(&mut self, error: &Error, for_good: bool) -> bool {
         let trouble = Trouble::new(error);
         let before = self.failing.as_ref();

@@ -32,7 +32,7 @@ pub(super) struct Placed {
 }
 
 /// What came of knocking at a socket.
-pub(super) enum Answer {
+pub(super) enum SocketState {
     /// Somebody listens; the text says who, as far as it can be known.
     Alive(String),
     /// A socket that no process listens on.
@@ -89,13 +89,13 @@ pub(super) async fn bind(
 }
 
 /// Knocks without ever waiting: a full queue is an answer, too.
-pub(super) fn ask(endpoint: &Endpoint) -> Result<Answer, Errno> {
+pub(super) fn ask(endpoint: &Endpoint) -> Result<SocketState, Errno> {
     match endpoint.knock() {
-        Ok(fd) => Ok(Answer::Alive(describe(fd))),
-        Err(Errno::AGAIN) => Ok(Answer::Alive("a busy process".to_owned())),
-        Err(Errno::PROTOTYPE) => Ok(Answer::Alive("a process of another protocol".to_owned())),
-        Err(Errno::CONNREFUSED) => Ok(Answer::Dead),
-        Err(Errno::NOENT) => Ok(Answer::Nothing),
+        Ok(fd) => Ok(SocketState::Alive(describe(fd))),
+        Err(Errno::AGAIN) => Ok(SocketState::Alive("a busy process".to_owned())),
+        Err(Errno::PROTOTYPE) => Ok(SocketState::Alive("a process of another protocol".to_owned())),
+        Err(Errno::CONNREFUSED) => Ok(SocketState::Dead),
+        Err(Errno::NOENT) => Ok(SocketState::Nothing),
         Err(error) => Err(error),
     }
 }
@@ -178,9 +178,9 @@ impl<'a> Parent<'a> {
                 .with_hint("move it away or choose another path; it was left as it is"));
         }
         match ask(self.endpoint) {
-            Ok(Answer::Alive(who)) => Err(in_use(self.endpoint, &who)),
-            Ok(Answer::Dead) => Ok(Some(found)),
-            Ok(Answer::Nothing) => Ok(None),
+            Ok(SocketState::Alive(who)) => Err(in_use(self.endpoint, &who)),
+            Ok(SocketState::Dead) => Ok(Some(found)),
+            Ok(SocketState::Nothing) => Ok(None),
             Err(error) => Err(failed(self.endpoint, "cannot tell whether the socket is in use")
                 .with_source(std::io::Error::from(error))
                 .with_hint("remove it if no process listens on it; it was left as it is")),

@@ -178,15 +178,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl Role {
-    /// As it is written.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Write => "write",
-            Self::Read => "read",
-        }
-    }
-}
+sidekey_core::labels! { pub Role: Write = "write", Read = "read" }
 
 impl UpstreamSpec {
     /// Whether a fingerprint is this key's; one that says nothing matches every key.

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use sidekey_core::config::KeyNumber;
@@ -268,8 +268,8 @@ impl Engine {
     /// What the admin endpoints show beside the configuration.
     fn tell(&self) {
         let listeners = self.config.listeners.iter().map(|spec| spec.endpoint.to_string());
-        *self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner) = listeners.collect();
-        *self.shared.identities.lock().unwrap_or_else(PoisonError::into_inner) =
+        *self.shared.listeners.lock() = listeners.collect();
+        *self.shared.identities.lock() =
             self.identities.values().map(|(identity, _)| identity.clone()).collect();
     }
 

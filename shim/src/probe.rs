@@ -1,6 +1,6 @@
 //! A probe of one endpoint: its Status is ok, and behind it is the KEK that wrote.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sidekey_core::config::KeyNumber;
@@ -45,7 +45,7 @@ pub(crate) enum Found {
 impl Link {
     /// Probes the endpoint, in the background; joins the probe under way if there is one.
     pub(crate) fn probe(self: &Arc<Self>, plan: &Plan) -> watch::Receiver<Option<Found>> {
-        let mut slot = self.probing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.probing.lock();
         if let Some(running) = &*slot
             && running.has_changed().is_ok()
             && running.borrow().is_none()

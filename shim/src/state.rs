@@ -1,9 +1,10 @@
 //! What listeners, admin endpoints and reloads share.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
 use serde::Serialize;
 use sidekey_core::app::{ConfigState, ConfigStatus};
 use sidekey_core::{Error, KeyId, Kind, Secret, SingleFlight, Source, Trouble, time};
@@ -134,7 +135,7 @@ impl ShimState {
         let table = self.table();
         let announced = self.announced();
         let config = self.config.status();
-        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let listeners = self.listeners.lock().clone();
         let key_id = announced.as_ref().ok();
         ShimStatus {
             component: "shim",
@@ -215,7 +216,7 @@ impl Source for ShimState {
         });
         let revision = self.config.status().revision;
         self.metrics.refresh(revision.as_deref(), gauges.collect());
-        let identities = self.identities.lock().unwrap_or_else(PoisonError::into_inner);
+        let identities = self.identities.lock();
         self.metrics.expiry(identities.iter().map(|identity| identity.expiry()).min());
         self.metrics.registry.text()
     }

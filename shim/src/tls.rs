@@ -15,11 +15,12 @@ mod tests;
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use sidekey_core::certificate::Certificate;
 use sidekey_core::{Error, Files, Kind, Subscription, Watcher};
@@ -129,7 +130,7 @@ impl Identity {
                     files = subscription.changed() => files,
                     () = this.moved.notified() => continue,
                 };
-                let paths = held(&this.files).clone();
+                let paths = this.files.lock().clone();
                 if paths.set() == *subscription.paths() {
                     this.take_over(&paths, files);
                 }
@@ -139,7 +140,7 @@ impl Identity {
 
     /// Uses other files from now on, if they can be used.
     pub fn move_to(&self, files: TlsFiles) -> Result<(), Error> {
-        let mut current = held(&self.files);
+        let mut current = self.files.lock();
         if *current == files {
             return Ok(());
         }
@@ -168,7 +169,7 @@ impl Identity {
 
     /// Why the files as they are now are not in use.
     pub fn last_error(&self) -> Option<String> {
-        held(&self.error).clone()
+        self.error.lock().clone()
     }
 
     /// Opens TLS with a server that must have `server_name`, a DNS name or an IP address, in its
@@ -263,7 +264,7 @@ impl Identity {
 
     /// Watches the files in use; what was read counts as known.
     fn aim(&self, subscription: &mut Subscription) {
-        let files = held(&self.files);
+        let files = self.files.lock();
         let paths = files.set();
         if *subscription.paths() != paths {
             subscription.replace(paths);
@@ -283,7 +284,7 @@ impl Identity {
             Err(error) => {
                 let error = error.report();
                 tracing::warn!(error, "new certificates refused, the last good ones stay in use");
-                *held(&self.error) = Some(error);
+                *self.error.lock() = Some(error);
                 self.failed.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -301,7 +302,7 @@ impl Identity {
 
     fn swap(&self, loaded: Loaded) {
         self.loaded.store(Arc::new(loaded));
-        *held(&self.error) = None;
+        *self.error.lock() = None;
         self.generation.send_modify(|generation| *generation += 1);
     }
 }
@@ -347,13 +348,8 @@ impl TlsPeer {
 
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Identity").field("files", &*held(&self.files)).finish_non_exhaustive()
+        f.debug_struct("Identity").field("files", &*self.files.lock()).finish_non_exhaustive()
     }
-}
-
-/// Every critical section leaves the value whole.
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Small answers at once, and no waiting for a peer that is gone. None of it is needed for

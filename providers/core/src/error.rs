@@ -28,35 +28,13 @@ pub enum Kind {
     Bug,
 }
 
+crate::labels! {
+    pub Kind: Invalid = "invalid", Config = "config", Denied = "denied", KeyState = "key_state",
+    Throttled = "throttled", Unavailable = "unavailable", Timeout = "timeout",
+    Corrupt = "corrupt", Bug = "bug",
+}
+
 impl Kind {
-    /// Every kind, for metrics that must exist before the first error.
-    pub const ALL: [Self; 9] = [
-        Self::Invalid,
-        Self::Config,
-        Self::Denied,
-        Self::KeyState,
-        Self::Throttled,
-        Self::Unavailable,
-        Self::Timeout,
-        Self::Corrupt,
-        Self::Bug,
-    ];
-
-    /// The name in metrics, logs and `/status`.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Invalid => "invalid",
-            Self::Config => "config",
-            Self::Denied => "denied",
-            Self::KeyState => "key_state",
-            Self::Throttled => "throttled",
-            Self::Unavailable => "unavailable",
-            Self::Timeout => "timeout",
-            Self::Corrupt => "corrupt",
-            Self::Bug => "bug",
-        }
-    }
-
     /// The code that kube-apiserver shows in its own metrics.
     pub fn code(self) -> tonic::Code {
         match self {

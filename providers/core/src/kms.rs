@@ -98,10 +98,9 @@ pub enum RequestError {
     Unreached(Arc<Error>),
 }
 
-impl Operation {
-    /// All three.
-    pub const ALL: [Self; 3] = [Self::Status, Self::Encrypt, Self::Decrypt];
+crate::labels! { pub Operation: Status = "status", Encrypt = "encrypt", Decrypt = "decrypt" }
 
+impl Operation {
     /// By the path of a request.
     pub(crate) fn of_path(path: &str) -> Option<Self> {
         match path.strip_prefix("/v2.KeyManagementService/")? {
@@ -109,15 +108,6 @@ impl Operation {
             "Encrypt" => Some(Self::Encrypt),
             "Decrypt" => Some(Self::Decrypt),
             _ => None,
-        }
-    }
-
-    /// As written in configuration, metrics and log.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Status => "status",
-            Self::Encrypt => "encrypt",
-            Self::Decrypt => "decrypt",
         }
     }
 }

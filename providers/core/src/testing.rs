@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -87,16 +88,16 @@ impl ScriptedKms {
     pub(crate) fn new(name: &str) -> Arc<Self> {
         let kms: Arc<Self> = Arc::default();
         kms.set(|state| (state.kek, state.version) = (1, 1));
-        lock(&ALL).insert(name.to_owned(), kms.clone());
+        ALL.lock().insert(name.to_owned(), kms.clone());
         kms
     }
 
     pub(crate) fn set(&self, change: impl FnOnce(&mut KmsState)) {
-        change(&mut lock(&self.state));
+        change(&mut self.state.lock());
     }
 
     pub(crate) fn ask<T>(&self, question: impl FnOnce(&KmsState) -> T) -> T {
-        question(&lock(&self.state))
+        question(&self.state.lock())
     }
 
     /// Whoever calls from now on waits.
@@ -120,7 +121,7 @@ impl ScriptedKms {
 
     async fn call(&self, token: Option<&str>) -> Result<(), Error> {
         let (delay, failure) = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let once = state.fails_times > 0;
             state.fails_times = state.fails_times.saturating_sub(1);
             (state.delay, state.fails.or_else(|| once.then_some(Kind::Unavailable)))
@@ -154,7 +155,7 @@ impl Provider for Scripted {
 
     async fn connect(config: &Config, files: &Files, _: Option<&Self>) -> Result<Self, Error> {
         let name = config.kek.as_ref().and_then(|kek| kek.kms.as_deref()).unwrap_or_default();
-        let kms = lock(&ALL).get(name).cloned();
+        let kms = ALL.lock().get(name).cloned();
         let kms = kms.ok_or_else(|| Error::new(Kind::Unavailable, "no such KMS"))?;
         kms.set(|state| state.connects += 1);
         let token = match Self::files(config).first() {
@@ -280,8 +281,4 @@ pub(crate) fn memory_at(address: *const u8, len: usize) -> Vec<u8> {
 
 fn mask(key_id: &KeyId) -> u8 {
     key_id.as_str().bytes().fold(0x5a, |mask, b| mask ^ b)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

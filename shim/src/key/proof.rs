@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sidekey_core::{Call, Canary, Error, KeyId, Kind, Secret};
 
-use super::{Announced, RoutedKey, lock};
+use super::{Announced, RoutedKey};
 use crate::call::CallFailure;
 use crate::config::{Mode, Role};
 use crate::memory::Memory;
@@ -54,7 +54,7 @@ impl RoutedKey {
             // It was being probed as a read key.
             return Err(CallFailure::Answered(Error::new(error.kind(), error.report())));
         }
-        let past = lock(&self.past);
+        let past = self.past.lock();
         let mut good = round.good.into_iter();
         let found = match wanted {
             Some(wanted) if good.as_slice().contains(wanted) => Some(wanted.clone()),
@@ -73,7 +73,7 @@ impl RoutedKey {
         if let Some(key_id) = round.good.into_iter().next() {
             let age = self.upstream.proof_age(&key_id);
             self.follow(&key_id);
-            *lock(&self.reported) = Some(key_id);
+            *self.reported.lock() = Some(key_id);
             return Ok(Some(age));
         }
         match round.fair {
@@ -92,14 +92,14 @@ impl RoutedKey {
             Some(canary) => Some(Memory::of_canary(canary, self.memory(), role == Role::Write)),
             None => self.memory(),
         };
-        let (external, timeout) = (self.spec.external, lock(&self.duty).1.timeout);
+        let (external, timeout) = (self.spec.external, self.duty.lock().1.timeout);
         Plan { key: self.id, role, external, memory, timeout }
     }
 
     /// What was remembered under an older version is replaced when there is something newer,
     /// because old versions may be retired.
     fn follow(&self, key_id: &KeyId) {
-        let old = lock(&self.memory).as_ref().is_none_or(|memory| memory.sealed.key_id != *key_id);
+        let old = self.memory.lock().as_ref().is_none_or(|memory| memory.sealed.key_id != *key_id);
         self.attentive.store(old, Ordering::Relaxed);
     }
 
@@ -116,13 +116,13 @@ impl RoutedKey {
     /// the next moment and the version before has been retired, nothing else proves the KEK.
     pub(super) async fn announce(&self, inner: &KeyId, sample: Memory) -> Result<(), Error> {
         let outer = self.outer(inner)?;
-        *lock(&self.memory) = Some(sample.clone());
+        *self.memory.lock() = Some(sample.clone());
         self.attentive.store(false, Ordering::Relaxed);
         // A key that is being loaded is kept on disk with its configuration.
         if self.is_in_use() && self.mode == Mode::Route {
             self.store.keep(self.id, sample).await;
         }
-        lock(&self.past).insert(inner.clone());
+        self.past.lock().insert(inner.clone());
         tracing::info!(key = %self.id, key_id_hash = outer.hash(), "key_id is proven");
         self.announced.store(Some(Arc::new(Announced { inner: inner.clone(), outer })));
         self.moved.notify_waiters();

@@ -37,7 +37,7 @@ async fn a_key_id_is_announced_when_what_was_written_under_it_is_on_disk_and_not
     let contents = Contents { document: json!({}), path: Some(path.clone()), ..Default::default() };
     key.store.replace(contents).await;
     // In use, as far as that goes without an endpoint.
-    let options = lock(&key.duty).1;
+    let options = key.duty.lock().1;
     key.watch(Role::Write, options);
     let sample = Canary::new(sealed("sample"), &Secret::new(vec![7; 32]));
     let sample = Memory::written(&sample, None, true);

@@ -1,9 +1,10 @@
 //! Starts, changes and ends keys as the configuration says, while the others go on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::RwLock;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -219,13 +220,13 @@ impl App for Supervisor {
 
 impl ProviderState {
     fn each(&self, f: impl Fn(&Key) -> Option<String>) -> Vec<String> {
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys.read();
         keys.values().filter_map(|key| f(key)).collect()
     }
 
     fn publish(&self, running: &BTreeMap<KeyNumber, RunningKey>) {
         let keys = running.iter().map(|(id, running)| (*id, running.key.clone())).collect();
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        *self.keys.write() = keys;
     }
 }
 
@@ -247,7 +248,7 @@ impl Source for ProviderState {
     }
 
     fn status(&self) -> serde_json::Value {
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys.read();
         let status = ProcessStatus {
             provider: self.provider,
             version: crate::VERSION,

@@ -13,17 +13,18 @@
 //! as much again.
 //!
 //! **What is worked on is bounded too**, by tower's limit of concurrency; what comes beyond it waits
-//! its turn, and counts as unfinished. It is finished, and counts, also for those who have left. Status has a limit of its own: it must not suffer for what
+//! its turn, and counts as unfinished. It is finished and counts also for those who left. Status has a limit of its own: it must not suffer for what
 //! others ask.
 //!
 //! A request that arrives whole pays for this with seven additions to counters that no other
 //! thread touches. The table itself is locked when connections come and go, and to choose who goes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tower::limit::GlobalConcurrencyLimitLayer;
@@ -174,7 +175,7 @@ impl Connections {
     /// Takes a connection in; another one goes if there is no room. `None` if all are at work.
     pub fn enter(&self) -> Option<Seat> {
         let table = &self.0;
-        let mut seats = held(&table.seats);
+        let mut seats = table.seats.lock();
         let live = || seats.iter().filter(|place| place.order().is_none());
         if live().count() >= table.limit {
             table.tell("too many connections: one is closed to make room");
@@ -225,7 +226,7 @@ impl Connections {
     /// For `/status`.
     pub fn status(&self) -> Value {
         let Table { metrics, lost, .. } = &*self.0;
-        let lost = held(lost);
+        let lost = lost.lock();
         json!({
             "open": self.count(),
             "unfinished_requests": metrics.unfinished.get(),
@@ -244,10 +245,10 @@ impl Connections {
         match remade {
             Ok(()) => {
                 self.0.metrics.remade.inc();
-                held(&self.0.lost).remove(endpoint);
+                self.0.lost.lock().remove(endpoint);
             }
             Err(error) => {
-                held(&self.0.lost).insert(endpoint.clone(), error.report());
+                self.0.lost.lock().insert(endpoint.clone(), error.report());
             }
         }
     }
@@ -269,7 +270,7 @@ impl Table {
     /// those that have more than their share. Says whether that is enough.
     #[cold]
     fn relieve(&self) -> bool {
-        let seats = held(&self.seats);
+        let seats = self.seats.lock();
         // Whoever was told to go may still be there, and counts no more.
         let is_gone = |place: &&Arc<SeatState>| place.order() == Some(CloseOrder::Gone);
         let live = || seats.iter().filter(|place| !is_gone(place));
@@ -365,7 +366,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         let table = &self.0.table;
-        let mut seats = held(&table.seats);
+        let mut seats = table.seats.lock();
         seats.retain(|place| !Arc::ptr_eq(place, &self.0));
         if self.0.order() == Some(CloseOrder::Gone) {
             table.going.fetch_sub(1, Relaxed);
@@ -443,9 +444,4 @@ impl Drop for OpenRequest {
         }
         table.metrics.unfinished.dec();
     }
-}
-
-/// Every critical section leaves the value whole.
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

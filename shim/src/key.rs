@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use sidekey_core::config::{KeyNumber, LAST_BACKOFF, ProbeOptions};
+use sidekey_core::config::{KeyNumber, KeyRole, LAST_BACKOFF, ProbeOptions};
 use sidekey_core::{Backoff, Call, Error, Health, KeyId, Kind, Sealed, Secret, jitter};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::call::{CallFailure, Client};
-use crate::config::{Mode, Role, UpstreamSpec};
+use crate::config::{Mode, UpstreamSpec};
 use crate::memory::{Memory, Written};
 use crate::store::Store;
 use crate::upstream::Upstream;
@@ -41,7 +41,7 @@ pub(crate) struct RoutedKey {
     /// Brings the next probe forward.
     suspicion: Arc<Notify>,
     mode: Mode,
-    duty: Mutex<(Role, ProbeOptions)>,
+    duty: Mutex<(KeyRole, ProbeOptions)>,
     announced: ArcSwapOption<Announced>,
     /// Tells those who wait that another key_id is announced.
     moved: Notify,
@@ -86,7 +86,7 @@ impl RoutedKey {
         spec: UpstreamSpec,
         upstream: Upstream,
         mode: Mode,
-        duty: (Role, ProbeOptions),
+        duty: (KeyRole, ProbeOptions),
         inherited: Inherited,
         store: Arc<Store>,
     ) -> Arc<Self> {
@@ -205,7 +205,7 @@ impl RoutedKey {
     }
 
     /// Keeps health up to date until dropped, with these times from now on.
-    pub(crate) fn watch(self: &Arc<Self>, role: Role, options: ProbeOptions) {
+    pub(crate) fn watch(self: &Arc<Self>, role: KeyRole, options: ProbeOptions) {
         let before = std::mem::replace(&mut *self.duty.lock(), (role, options));
         self.health.configure(options);
         let mut prober = self.prober.lock();
@@ -263,7 +263,7 @@ impl RoutedKey {
     /// foreign plugin has no coast of its own, and neither has one that cannot be reached.
     fn note_failure(&self, failure: &CallFailure) {
         self.upstream.set_down(true);
-        if failure.error().is_lasting() && self.duty.lock().0 == Role::Read {
+        if failure.error().is_lasting() && self.duty.lock().0 == KeyRole::Read {
             self.doubted.store(true, Ordering::Relaxed);
             self.attentive.store(true, Ordering::Relaxed);
         }
@@ -303,7 +303,7 @@ impl RoutedKey {
         memory.insert(Memory::read(sealed.clone())).fresh = own;
         drop(memory);
         self.store.remembered.notify_one();
-        if self.duty.lock().0 == Role::Read && !self.is_up() {
+        if self.duty.lock().0 == KeyRole::Read && !self.is_up() {
             self.note_proof(Duration::ZERO);
         }
     }
@@ -316,7 +316,7 @@ impl RoutedKey {
         plaintext: &Secret,
         call: &Call<'_>,
     ) -> Result<Sealed, CallFailure> {
-        let memory = self.plan(Role::Write).memory;
+        let memory = self.plan(KeyRole::Write).memory;
         let attempt = async |client: Client, limit| {
             self.wrap_on(client, key_id, memory.as_ref(), plaintext, call.uid, limit).await
         };

@@ -10,11 +10,11 @@ use sidekey_core::app::{ConfigState, ConfigStatus};
 use sidekey_core::{Error, KeyId, Kind, Secret, SingleFlight, Source, Trouble, time};
 
 use crate::cache::{Cache, CacheKey};
-use crate::config::{Mode, Role};
 use crate::key::RoutedKey;
 use crate::metrics::{KeyGauges, ShimMetrics};
 use crate::table::RoutingTable;
 use crate::tls::Identity;
+use sidekey_core::config::KeyRole;
 
 /// The loaded configuration and everything about it.
 pub(crate) struct ShimState {
@@ -141,10 +141,7 @@ impl ShimState {
             component: "shim",
             version: sidekey_core::VERSION,
             started: time(self.started),
-            mode: match table.mode {
-                Mode::Route => "route",
-                Mode::Forward => "forward",
-            },
+            mode: table.mode.label(),
             revision: config.revision.clone(),
             config: LoadedStatus { config, listeners },
             connections: self.metrics.connections.status(),
@@ -159,7 +156,7 @@ impl ShimState {
 }
 
 impl RoutedKeyStatus {
-    fn of(role: Role, key: &RoutedKey) -> Self {
+    fn of(role: KeyRole, key: &RoutedKey) -> Self {
         let snapshot = key.health.snapshot();
         let healthy = key.is_up();
         let error =
@@ -173,11 +170,7 @@ impl RoutedKeyStatus {
             canary_unread: key.is_unread(),
             external: key.spec.external,
             healthy,
-            reason: if healthy {
-                None
-            } else {
-                snapshot.last_error.as_ref().map(|t| t.text.clone())
-            },
+            reason: snapshot.last_error.as_ref().filter(|_| !healthy).map(|t| t.text.clone()),
             since: time(snapshot.since),
             coasting_since: snapshot.coasting.map(time),
             key_id_hash: key.shown().as_ref().map(KeyId::hash),

@@ -8,12 +8,12 @@ use sidekey_core::certificate::identity;
 use sidekey_core::config::fields::{
     RawProbe, address, duration, endpoint, number, plain, server_uids,
 };
-use sidekey_core::config::{KeyNumber, Problems, ProcessOptions, parse_duration, read};
+use sidekey_core::config::{KeyNumber, KeyRole, Problems, ProcessOptions, parse_duration, read};
 use sidekey_core::{Canary, NO_FINGERPRINT};
 
 use super::{
-    Address, AdminTls, CacheOptions, ClientTls, ListenerSpec, Mode, Role, RoutedKeySpec,
-    ShimConfig, UpstreamSpec,
+    Address, AdminTls, CacheOptions, ClientTls, ListenerSpec, Mode, RoutedKeySpec, ShimConfig,
+    UpstreamSpec,
 };
 use crate::tls::TlsFiles;
 
@@ -74,7 +74,7 @@ struct RawRoutedKey {
     id: Option<Value>,
     /// Of the common schema; the shim names no provider and does not look at it.
     r#type: Option<Value>,
-    role: Option<Role>,
+    role: Option<KeyRole>,
     endpoints: Option<Vec<String>>,
     fingerprint: Option<String>,
     kek: Option<Value>,
@@ -101,7 +101,7 @@ pub fn parse(document: &Value, default_uids: &[u32]) -> Result<ShimConfig, Probl
     }
     let set = document.pointer("/probe/interval").is_some_and(|value| !value.is_null());
     let probe_interval = set.then_some(probe.interval);
-    let writer = keys.iter().find(|key| key.role == Role::Write);
+    let writer = keys.iter().find(|key| key.role == KeyRole::Write);
     probe.interval = writer.map_or(probe.interval, |writer| writer.interval(probe_interval));
     options.warnings.extend(probe.raise_coast());
     let config = ShimConfig {
@@ -160,10 +160,7 @@ fn key(
     if raw.endpoints.as_ref().is_some_and(Vec::is_empty) {
         problems.add("endpoints", "is empty: give at least one");
     }
-    let canary = match &raw.canary {
-        None | Some(Value::Null) => None,
-        Some(value) => problems.within("canary", |problems| Canary::parse(value, problems)),
-    };
+    let canary = Canary::field(raw.canary.as_ref(), problems);
     let https = endpoints.iter().any(|endpoint| matches!(endpoint, Address::Https { .. }));
     let tls = https.then(|| client_tls(raw.tls.as_ref(), tls, problems)).flatten();
     let server_uids = server_uids(raw.server_uids.as_deref(), problems);
@@ -257,8 +254,11 @@ fn listeners(
 }
 
 fn check_roles(keys: &[RoutedKeySpec], mode: Mode, problems: &mut Problems) {
-    let writers: Vec<String> =
-        keys.iter().filter(|key| key.role == Role::Write).map(|key| key.id.to_string()).collect();
+    let writers: Vec<String> = keys
+        .iter()
+        .filter(|key| key.role == KeyRole::Write)
+        .map(|key| key.id.to_string())
+        .collect();
     match writers.len() {
         1 => {}
         0 => problems.add("keys", "no key has the role write: exactly one must"),

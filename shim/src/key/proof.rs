@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use sidekey_core::config::KeyRole;
 use sidekey_core::{Call, Canary, Error, KeyId, Kind, Secret};
 
 use super::{Announced, RoutedKey};
 use crate::call::CallFailure;
-use crate::config::{Mode, Role};
+use crate::config::Mode;
 use crate::memory::Memory;
 use crate::probe::Plan;
 use crate::upstream::Round;
@@ -19,13 +20,13 @@ impl RoutedKey {
     /// answers and has proven nothing, else how old the proof is.
     pub(crate) async fn prove(
         &self,
-        role: Role,
+        role: KeyRole,
         call: &Call<'_>,
         patience: Duration,
     ) -> Result<Option<Duration>, CallFailure> {
         match role {
-            Role::Write => self.prove_writer(call, patience).await.map(Some),
-            Role::Read => self.prove_reader(patience).await,
+            KeyRole::Write => self.prove_writer(call, patience).await.map(Some),
+            KeyRole::Read => self.prove_reader(patience).await,
         }
     }
 
@@ -39,7 +40,7 @@ impl RoutedKey {
         let announced = self.announced();
         let announced = announced.as_ref().map(|announced| &announced.inner);
         let wanted = announced.or(self.wanted.as_ref());
-        let round = self.upstream.probe(&self.plan(Role::Write), wanted, patience).await?;
+        let round = self.upstream.probe(&self.plan(KeyRole::Write), wanted, patience).await?;
         let key_id = self.choose(round, wanted)?;
         if announced != Some(&key_id) {
             let sample = self.round_trip(&key_id, call).await.map_err(CallFailure::of_data_call)?;
@@ -69,7 +70,7 @@ impl RoutedKey {
 
     /// What a key must do to read: read what it read before. Without that it must answer.
     async fn prove_reader(&self, patience: Duration) -> Result<Option<Duration>, CallFailure> {
-        let round = self.upstream.probe(&self.plan(Role::Read), None, patience).await?;
+        let round = self.upstream.probe(&self.plan(KeyRole::Read), None, patience).await?;
         if let Some(key_id) = round.good.into_iter().next() {
             let age = self.upstream.proof_age(&key_id);
             self.follow(&key_id);
@@ -87,9 +88,9 @@ impl RoutedKey {
         }
     }
 
-    pub(super) fn plan(&self, role: Role) -> Plan {
+    pub(super) fn plan(&self, role: KeyRole) -> Plan {
         let memory = match &self.spec.canary {
-            Some(canary) => Some(Memory::of_canary(canary, self.memory(), role == Role::Write)),
+            Some(canary) => Some(Memory::of_canary(canary, self.memory(), role == KeyRole::Write)),
             None => self.memory(),
         };
         let (external, timeout) = (self.spec.external, self.duty.lock().1.timeout);
@@ -105,7 +106,7 @@ impl RoutedKey {
 
     async fn round_trip(&self, key_id: &KeyId, call: &Call<'_>) -> Result<Memory, CallFailure> {
         let plaintext = Secret::random(32).map_err(CallFailure::Answered)?;
-        let before = self.plan(Role::Write).memory;
+        let before = self.plan(KeyRole::Write).memory;
         let sealed = self.wrap(key_id, &plaintext, call).await?;
         let on_trust = before.is_none_or(|memory| memory.fresh);
         let (sample, canary) = (Canary::new(sealed, &plaintext), self.spec.canary.as_ref());

@@ -35,6 +35,8 @@ pub enum LogFormat {
     Json,
 }
 
+crate::labels! { pub LogFormat: Text = "text", Json = "json" }
+
 /// How a key's health is found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeOptions {

@@ -93,14 +93,10 @@ impl Supervisor {
                 // A key that stays where it is but with another mode: its own socket answers.
                 let own = self.running.get(&spec.id).filter(|r| r.key.endpoint == spec.endpoint);
                 if own.is_some() {
-                    return Err(Error::new(
-                        Kind::Config,
-                        format!(
-                            "socket options of {} cannot change while it is served",
-                            spec.endpoint
-                        ),
-                    )
-                    .with_hint("restart the provider, or move the key to another socket"));
+                    let at = &spec.endpoint;
+                    let text = format!("socket options of {at} cannot change while it is served");
+                    let hint = "restart the provider, or move the key to another socket";
+                    return Err(Error::new(Kind::Config, text).with_hint(hint));
                 }
                 sockets.insert(spec.id, bind(&spec.endpoint, &config.options.socket).await?);
             }
@@ -133,8 +129,7 @@ impl Supervisor {
         let metrics = KeyMetrics::new(self.shared.metrics.clone(), spec.id, &spec.endpoint);
         let (ask, requests) = mpsc::channel(16);
         let (orders, inbox) = mpsc::unbounded_channel();
-        let key = Key::new(spec.id, spec.endpoint.clone(), probe, metrics, ask);
-        let key = Arc::new(key);
+        let key = Arc::new(Key::new(spec.id, spec.endpoint.clone(), probe, metrics, ask));
         let (stopper, stop) = stopper();
         let (id, kek, whole) = (spec.id, spec.kek.clone(), spec.whole.clone());
         tracing::info!(key = %id, socket = %spec.endpoint, "kms listening");

@@ -26,10 +26,10 @@ use std::time::{Duration, SystemTime};
 use arc_swap::ArcSwap;
 use sidekey_core::app::{App, Begun, ConfigState};
 use sidekey_core::kms::{RequestError, StatusReport};
+use sidekey_core::process::listen;
 use sidekey_core::server::{Stopper, stopper};
 use sidekey_core::telemetry::RateLimit;
 use sidekey_core::{Connections, Error, Kind, SingleFlight, Source, Watcher};
-use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::tls::{Identity, MAX_STRANGERS};
@@ -87,11 +87,8 @@ impl Proxy {
                 (Some(Identity::load(files.clone())?), clients.clone())
             }
         };
-        let listener = TcpListener::bind(config.listen).await.map_err(|error| {
-            Error::new(Kind::Config, format!("cannot listen on {}", config.listen))
-                .with_source(error)
-                .with_hint("choose another address; port 0 picks a free one")
-        })?;
+        let hint = "choose another address; port 0 picks a free one";
+        let listener = listen("address", config.listen, hint).await?;
         let address = listener.local_addr().unwrap_or(config.listen);
         tracing::info!(%address, plugin = %config.plugin, "proxy listening");
         if identity.is_none() {

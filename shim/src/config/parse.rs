@@ -213,13 +213,10 @@ fn listeners(
     problems: &mut Problems,
 ) -> Vec<ListenerSpec> {
     let known = |path: &str, value: &Value, problems: &mut Problems| {
-        let id = problems.within("", |problems| match plain(value).parse() {
-            Ok(id) => Some(KeyNumber(id)),
-            Err(_) => {
-                problems.add(path, &format!("{value} is no key number"));
-                None
-            }
-        })?;
+        let Ok(id) = plain(value).parse().map(KeyNumber) else {
+            problems.add(path, &format!("{value} is no key number"));
+            return None;
+        };
         if !keys.iter().any(|key| key.id == id) {
             problems.add(path, &format!("key {id} is not in keys"));
         }

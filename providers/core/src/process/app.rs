@@ -241,10 +241,7 @@ async fn live<P: Program>(
     };
     let (mut options, refused) = (begun.options, refused.or(begun.refused));
     app.state().accept(&options);
-    let mut file = file.map(|(path, known)| match known {
-        Some(known) => ConfigFile::watch_since(&watcher, &path, known),
-        None => ConfigFile::watch(&watcher, &path),
-    });
+    let mut file = file.map(|(path, known)| ConfigFile::watch(&watcher, &path, known));
     if let Some(error) = &refused {
         app.state().refuse(error);
         tracing::warn!(error, "configuration refused at the start, the last good one is in use");

@@ -336,7 +336,7 @@ impl Drop for Nest<'_> {
 
 /// Whether the mount of this number is an emptyDir, by `/proc/self/mountinfo`: a directory of
 /// kubelet's, or a tmpfs of its own. The sticky bit is on directories for everybody, like /tmp.
-pub(super) fn is_empty_dir(mounts: &str, mount: &str, mode: u32) -> bool {
+fn is_empty_dir(mounts: &str, mount: &str, mode: u32) -> bool {
     let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     fields.filter(|fields| fields[0] == mount).any(|fields| {
         let root = fields.get(3).copied().unwrap_or_default();
@@ -370,4 +370,33 @@ fn uid() -> u32 {
 
 fn failed(endpoint: &Endpoint, why: impl Display) -> Error {
     Error::new(Kind::Config, format!("cannot listen on {endpoint}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_dir_is_no_loose_directory() {
+        // As containers see them: on disk, in memory; a host's directory, /run and /tmp.
+        let mounts = [
+            "601 590 253:1 /var/lib/kubelet/pods/6d/volumes/kubernetes.io~empty-dir/s /s rw - ext4 /dev/vda1 rw",
+            "602 590 0:50 / /var/run/kmsplugin rw,relatime master:3 - tmpfs tmpfs rw,size=64k",
+            "603 590 253:1 /var/run/sidekey /var/run/sidekey rw - ext4 /dev/vda1 rw",
+            "604 590 0:25 /sidekey /run/sidekey rw - tmpfs tmpfs rw",
+            "605 590 0:26 / /tmp rw shared:5 - tmpfs tmpfs rw",
+        ]
+        .join("\n");
+        for (mount, mode, kubelets) in [
+            ("601", 0o777, true),
+            ("602", 0o777, true),
+            ("603", 0o777, false),
+            ("604", 0o777, false),
+            ("605", 0o1777, false),
+            ("602", 0o755, false),
+            ("60", 0o777, false),
+        ] {
+            assert_eq!(is_empty_dir(&mounts, mount, mode), kubelets, "{mount} {mode:o}");
+        }
+    }
 }

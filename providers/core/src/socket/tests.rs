@@ -273,29 +273,6 @@ async fn a_loose_directory_is_a_warning() {
     }
 }
 
-#[test]
-fn an_empty_dir_is_no_loose_directory() {
-    // As containers see them: on disk, in memory; a host's directory, /run and /tmp.
-    let mounts = "\
-601 590 253:1 /var/lib/kubelet/pods/6d/volumes/kubernetes.io~empty-dir/s /s rw - ext4 /dev/vda1 rw
-602 590 0:50 / /var/run/kmsplugin rw,relatime master:3 - tmpfs tmpfs rw,size=64k
-603 590 253:1 /var/run/sidekey /var/run/sidekey rw - ext4 /dev/vda1 rw
-604 590 0:25 /sidekey /run/sidekey rw - tmpfs tmpfs rw
-605 590 0:26 / /tmp rw shared:5 - tmpfs tmpfs rw
-";
-    for (mount, mode, kubelets) in [
-        ("601", 0o777, true),
-        ("602", 0o777, true),
-        ("603", 0o777, false),
-        ("604", 0o777, false),
-        ("605", 0o1777, false),
-        ("602", 0o755, false),
-        ("60", 0o777, false),
-    ] {
-        assert_eq!(place::is_empty_dir(mounts, mount, mode), kubelets, "{mount} {mode:o}");
-    }
-}
-
 /// In a mount namespace of its own, with mounts like kubelet's.
 #[test]
 fn a_socket_in_an_empty_dir_is_open_to_no_stranger() {

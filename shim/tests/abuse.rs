@@ -22,8 +22,8 @@ use sidekey_core::proto::v2::key_management_service_client::KeyManagementService
 use support::plugin::Plugin;
 use support::shim::{Shim, document, key};
 use support::{
-    Authority, Pair, SERVER, SHIM, Use, World, dial, encrypt, eventually, raw_handshake, status,
-    write,
+    Authority, Pair, SERVER, SHIM, Use, World, decrypt, dial, encrypt, eventually, raw_handshake,
+    status, write,
 };
 use tonic::Code;
 
@@ -151,6 +151,36 @@ async fn no_abuse_takes_the_proxy_more_than_its_share_or_disturbs_an_honest_clie
         let shim = world.client(&[SHIM]);
         beside(name, abuse, open, proxy.0.id(), async || dial(&shim, proxy.1).await.unwrap()).await;
     }
+}
+
+/// Calls that are given up all at once look like an attack to a plugin, which then hangs up on all
+/// that share its connection.
+#[tokio::test]
+async fn calls_that_a_client_leaves_behind_are_finished_and_not_reset_at_the_plugin() {
+    const CALLS: usize = 100;
+    let world = World::new();
+    let plugin = Plugin::start(&world.path("kms.sock")).await;
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    *plugin.manners.gate.lock().unwrap() = Some(gate.clone());
+    let proxy = world.proxy().await;
+    let client = dial(&world.client(&[SHIM]), proxy.address()).await.unwrap();
+    let calls: Vec<_> = (0..CALLS)
+        .map(|_| {
+            let mut client = client.clone();
+            tokio::spawn(async move { client.decrypt(decrypt(b"x")).await })
+        })
+        .collect();
+    eventually("all are under way", async || (plugin.seen() == CALLS as u64).then_some(())).await;
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(client);
+    let connections = || support::metric(&proxy, "socket_proxy_connections");
+    eventually("the client is gone", async || (connections() == 0).then_some(())).await;
+    // It goes the way of those calls: the plugin has heard of their end before, if they ended.
+    let mut honest = dial(&world.client(&[SHIM]), proxy.address()).await.unwrap();
+    honest.encrypt(encrypt(b"x")).await.unwrap();
+    gate.add_permits(CALLS);
+    eventually("each has been finished", async || (gate.available_permits() == 0).then_some(()))
+        .await;
 }
 
 #[tokio::test]

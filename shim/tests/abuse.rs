@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use h2::{ABUSES, HASTE, MOST, Raw, peak};
@@ -181,6 +182,35 @@ async fn calls_that_a_client_leaves_behind_are_finished_and_not_reset_at_the_plu
     gate.add_permits(CALLS);
     eventually("each has been finished", async || (gate.available_permits() == 0).then_some(()))
         .await;
+}
+
+#[tokio::test]
+async fn however_many_ask_for_status_at_a_time_the_plugin_is_asked_once() {
+    const CALLS: i64 = 50;
+    let world = World::new();
+    let plugin = Plugin::start(&world.path("kms.sock")).await;
+    plugin.manners.hangs.store(true, Ordering::SeqCst);
+    let proxy = world.proxy().await;
+    let client = dial(&world.client(&[SHIM]), proxy.address()).await.unwrap();
+    let calls: Vec<_> = (0..CALLS)
+        .map(|_| {
+            let mut client = client.clone();
+            tokio::spawn(async move { client.status(status()).await })
+        })
+        .collect();
+    let waiting = || support::metric(&proxy, "socket_proxy_unfinished_requests");
+    eventually("all have been asked", async || (waiting() == CALLS).then_some(())).await;
+    eventually("the plugin is asked", async || {
+        (plugin.manners.asked.load(Ordering::SeqCst) == 1).then_some(())
+    })
+    .await;
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(client);
+    // Nobody else waits for that answer.
+    plugin.manners.hangs.store(false, Ordering::SeqCst);
+    let mut next = dial(&world.client(&[SHIM]), proxy.address()).await.unwrap();
+    next.encrypt(encrypt(b"x")).await.unwrap();
+    assert_eq!(plugin.manners.asked.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

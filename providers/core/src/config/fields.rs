@@ -247,10 +247,10 @@ pub(super) fn any_duration(
     seconds: u64,
     problems: &mut Problems,
 ) -> Duration {
-    let read = text.map_or(Ok(Duration::from_secs(seconds)), parse_duration);
-    read.unwrap_or_else(|error| {
+    let default = Duration::from_secs(seconds);
+    text.map_or(Ok(default), parse_duration).unwrap_or_else(|error| {
         problems.add(path, &error);
-        Duration::from_secs(seconds)
+        default
     })
 }
 

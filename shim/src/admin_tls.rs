@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use sidekey_core::process::serve_admin_over;
+use sidekey_core::process::{listen, serve_admin_over};
 use sidekey_core::server::{MAX_ADMIN, Stopper, accept, stopper};
 use sidekey_core::telemetry::LevelHandle;
-use sidekey_core::{Connections, Error, Kind};
-use tokio::net::TcpListener;
+use sidekey_core::{Connections, Error};
 
 use crate::config::{AdminTls, ShimConfig};
 use crate::engine::Engine;
@@ -45,10 +44,8 @@ pub(crate) async fn serve_admin_tls(
     allow: Arc<AllowList>,
 ) -> Result<Stopper, Error> {
     let identity = engine.identity(&tls.files)?;
-    let mut listener = TcpListener::bind(tls.listen).await.map_err(|error| {
-        Error::new(Kind::Config, format!("cannot listen on adminTls address {}", tls.listen))
-            .with_source(error)
-    })?;
+    let hint = "choose another address for adminTls";
+    let mut listener = listen("adminTls address", tls.listen, hint).await?;
     let address = listener.local_addr().unwrap_or(tls.listen);
     tracing::info!(%address, "admin listening with mutual TLS");
     let (shared, (stopper, mut stop)) = (engine.shared.clone(), stopper());

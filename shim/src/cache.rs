@@ -2,8 +2,9 @@
 //! wiped when entries go.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sidekey_core::config::KeyNumber;
 use sidekey_core::{Sealed, Secret};
 use tokio::time::Instant;
@@ -35,13 +36,13 @@ impl Cache {
     }
 
     pub(crate) fn find(&self, request: &CacheKey) -> Option<Secret> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         let (secret, at) = state.entries.get(request)?;
         (at.elapsed() < self.options.ttl).then(|| secret.clone())
     }
 
     pub(crate) fn keep(&self, request: Arc<CacheKey>, secret: Secret) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.entries.insert(request.clone(), (secret, Instant::now())).is_some() {
             state.order.retain(|other| *other != request);
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::Value;
 use sidekey_core::app::Configuration;
-use sidekey_core::config::{KeyNumber, ProbeOptions, ProcessOptions};
+use sidekey_core::config::{KeyNumber, KeyRole, ProbeOptions, ProcessOptions};
 use sidekey_core::{Canary, Endpoint, NO_FINGERPRINT};
 
 pub use layout::{directory, from_encryption_configuration};
@@ -62,23 +62,13 @@ pub struct ListenerSpec {
     pub legacy: Option<KeyNumber>,
 }
 
-/// What a key is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Wraps new data; exactly one key has this role.
-    Write,
-    /// Unwraps old data.
-    Read,
-}
-
 /// One key.
 #[derive(Clone, Debug)]
 pub struct RoutedKeySpec {
     /// Its number, never reused.
     pub id: KeyNumber,
     /// What it is for.
-    pub role: Role,
+    pub role: KeyRole,
     /// How to reach it.
     pub upstream: UpstreamSpec,
 }
@@ -178,15 +168,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl Role {
-    /// As it is written.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Write => "write",
-            Self::Read => "read",
-        }
-    }
-}
+sidekey_core::labels! { pub Mode: Route = "route", Forward = "forward" }
 
 impl UpstreamSpec {
     /// Whether a fingerprint is this key's; one that says nothing matches every key.
@@ -202,9 +184,9 @@ impl RoutedKeySpec {
     /// included.
     pub fn interval(&self, set: Option<Duration>) -> Duration {
         let longest = match (self.role, self.upstream.external) {
-            (Role::Write, false) => Duration::from_millis(3600),
-            (Role::Write, true) => Duration::from_secs(30),
-            (Role::Read, _) => Duration::from_secs(60),
+            (KeyRole::Write, false) => Duration::from_millis(3600),
+            (KeyRole::Write, true) => Duration::from_secs(30),
+            (KeyRole::Read, _) => Duration::from_secs(60),
         };
         match set {
             Some(set) if self.upstream.external => set,
@@ -238,7 +220,7 @@ impl ShimConfig {
 
     /// The key that writes; there is one, as checked.
     pub fn writer(&self) -> Option<&RoutedKeySpec> {
-        self.keys.iter().find(|key| key.role == Role::Write)
+        self.keys.iter().find(|key| key.role == KeyRole::Write)
     }
 
     /// The keys by number.

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use sidekey_core::config::KeyNumber;
+use sidekey_core::config::{KeyNumber, KeyRole};
 use sidekey_core::kms::KmsService;
 use sidekey_core::server::{Stopper, bind, serve_kms, stopper};
 use sidekey_core::{Call, Endpoint, Error, Kind, Listener, Watcher};
@@ -14,7 +14,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::cache::Cache;
-use crate::config::{self, Address, Mode, Role, RoutedKeySpec, ShimConfig, UpstreamSpec};
+use crate::config::{self, Address, Mode, RoutedKeySpec, ShimConfig, UpstreamSpec};
 use crate::key::{Inherited, LOAD_PATIENCE, RoutedKey};
 use crate::lastgood::LastGood;
 use crate::link::{Link, Tls};
@@ -73,7 +73,7 @@ pub(crate) struct Kept {
 
 /// What is in use while a configuration is loaded, or was in use before this process.
 struct Previous<'a> {
-    keys: &'a BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>,
+    keys: &'a BTreeMap<KeyNumber, (KeyRole, Arc<RoutedKey>)>,
     /// Whether keys that have not changed may be taken over.
     unchanged: bool,
     memory: &'a BTreeMap<KeyNumber, Memory>,
@@ -81,9 +81,9 @@ struct Previous<'a> {
 
 /// Keys of a configuration, and which of them are new.
 struct Built {
-    keys: BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>,
+    keys: BTreeMap<KeyNumber, (KeyRole, Arc<RoutedKey>)>,
     writer: Arc<RoutedKey>,
-    fresh: Vec<(Role, Arc<RoutedKey>)>,
+    fresh: Vec<(KeyRole, Arc<RoutedKey>)>,
 }
 
 impl Engine {
@@ -95,7 +95,7 @@ impl Engine {
         Kept { stored, beside }: Kept,
     ) -> Result<Self, Error> {
         let metrics: Arc<ShimMetrics> = Arc::default();
-        let before = stored.as_ref().and_then(|stored| config::parse(&stored.document).ok());
+        let before = stored.as_ref().and_then(|stored| config::parse(&stored.document, &[]).ok());
         let stored = stored.unwrap_or_default();
         // With one endpoint behind one socket the number of the key means nothing.
         let routes = config.mode == Mode::Route;
@@ -268,8 +268,8 @@ impl Engine {
     /// What the admin endpoints show beside the configuration.
     fn tell(&self) {
         let listeners = self.config.listeners.iter().map(|spec| spec.endpoint.to_string());
-        *self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner) = listeners.collect();
-        *self.shared.identities.lock().unwrap_or_else(PoisonError::into_inner) =
+        *self.shared.listeners.lock() = listeners.collect();
+        *self.shared.identities.lock() =
             self.identities.values().map(|(identity, _)| identity.clone()).collect();
     }
 
@@ -278,7 +278,11 @@ impl Engine {
         self.keep(&self.config, &self.shared.table().keys).await;
     }
 
-    async fn keep(&self, config: &ShimConfig, keys: &BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>) {
+    async fn keep(
+        &self,
+        config: &ShimConfig,
+        keys: &BTreeMap<KeyNumber, (KeyRole, Arc<RoutedKey>)>,
+    ) {
         let routed = keys.iter().filter(|_| config.mode == Mode::Route);
         let memory = routed.filter_map(|(id, (_, key))| Some((*id, key.memory()?)));
         let listener = config.listeners.first();
@@ -310,7 +314,7 @@ fn build(
         let key = match previous.keys.get(id) {
             Some((old_role, key)) if previous.unchanged && key.spec == *upstream => {
                 // A promoted key must prove that it can write.
-                if *role == Role::Write && *old_role == Role::Read {
+                if *role == KeyRole::Write && *old_role == KeyRole::Read {
                     fresh.push((*role, key.clone()));
                 }
                 key.clone()
@@ -336,7 +340,8 @@ fn build(
         };
         keys.insert(*id, (*role, key));
     }
-    let writer = keys.values().find(|(role, _)| *role == Role::Write).map(|(_, key)| key.clone());
+    let writer =
+        keys.values().find(|(role, _)| *role == KeyRole::Write).map(|(_, key)| key.clone());
     let writer = writer.ok_or_else(|| Error::new(Kind::Config, "no key has the role write"))?;
     Ok(Built { keys, writer, fresh })
 }
@@ -370,8 +375,7 @@ fn identity(
         return Ok(identity.clone());
     }
     let identity = Identity::load(files.clone())?;
-    let (followed, watcher) = (identity.clone(), watcher.clone());
-    let task = tokio::spawn(async move { followed.follow(&watcher).await });
+    let task = tokio::spawn(identity.follow(watcher));
     identities.insert(files.clone(), (identity.clone(), task));
     Ok(identity)
 }
@@ -397,7 +401,7 @@ async fn prove(built: &Built, limit: Duration, proof: Proof) -> Result<(), Error
 
 /// A writer proves itself by Status, its canary or what it wrote before, and a round trip; a
 /// reader by its canary or what it read before, and without either by answering.
-async fn prove_key(role: Role, key: Arc<RoutedKey>, limit: Duration) -> Result<(), Error> {
+async fn prove_key(role: KeyRole, key: Arc<RoutedKey>, limit: Duration) -> Result<(), Error> {
     let call = Call { uid: "shim-load", deadline: Instant::now() + limit };
     let proven = key.prove(role, &call, LOAD_PATIENCE);
     let result = tokio::time::timeout_at(call.deadline, proven).await;

@@ -6,19 +6,20 @@ mod proof;
 mod tests;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use sidekey_core::config::{KeyNumber, LAST_BACKOFF, ProbeOptions};
+use parking_lot::Mutex;
+use sidekey_core::config::{KeyNumber, KeyRole, LAST_BACKOFF, ProbeOptions};
 use sidekey_core::{Backoff, Call, Error, Health, KeyId, Kind, Sealed, Secret, jitter};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::call::{CallFailure, Client};
-use crate::config::{Mode, Role, UpstreamSpec};
+use crate::config::{Mode, UpstreamSpec};
 use crate::memory::{Memory, Written};
 use crate::store::Store;
 use crate::upstream::Upstream;
@@ -40,7 +41,7 @@ pub(crate) struct RoutedKey {
     /// Brings the next probe forward.
     suspicion: Arc<Notify>,
     mode: Mode,
-    duty: Mutex<(Role, ProbeOptions)>,
+    duty: Mutex<(KeyRole, ProbeOptions)>,
     announced: ArcSwapOption<Announced>,
     /// Tells those who wait that another key_id is announced.
     moved: Notify,
@@ -85,7 +86,7 @@ impl RoutedKey {
         spec: UpstreamSpec,
         upstream: Upstream,
         mode: Mode,
-        duty: (Role, ProbeOptions),
+        duty: (KeyRole, ProbeOptions),
         inherited: Inherited,
         store: Arc<Store>,
     ) -> Arc<Self> {
@@ -116,7 +117,7 @@ impl RoutedKey {
     pub(crate) fn inheritance(&self) -> Inherited {
         let announced = self.announced().map(|announced| announced.inner.clone());
         let announced = announced.or_else(|| self.wanted.clone());
-        let mut past = lock(&self.past).clone();
+        let mut past = self.past.lock().clone();
         // The one in use may be announced again.
         past.retain(|key_id| Some(key_id) != announced.as_ref());
         Inherited { memory: self.memory(), announced, past, written: self.written.clone() }
@@ -124,7 +125,7 @@ impl RoutedKey {
 
     /// What it has written or read, to be kept on disk.
     pub(crate) fn memory(&self) -> Option<Memory> {
-        lock(&self.memory).clone()
+        self.memory.lock().clone()
     }
 
     /// The key_id that has been proven, if one has.
@@ -137,7 +138,7 @@ impl RoutedKey {
     pub(crate) fn shown(&self) -> Option<KeyId> {
         match self.announced() {
             Some(announced) => Some(announced.outer.clone()),
-            None => lock(&self.reported).as_ref().and_then(|inner| self.outer(inner).ok()),
+            None => self.reported.lock().as_ref().and_then(|inner| self.outer(inner).ok()),
         }
     }
 
@@ -155,7 +156,7 @@ impl RoutedKey {
     /// provider's proof is: the provider's coast decides, not ours, while it can be asked.
     pub(crate) fn note_proof(&self, age: Duration) {
         self.upstream.set_down(false);
-        let coast = lock(&self.duty).1.coast;
+        let coast = self.duty.lock().1.coast;
         if self.health.proven_before(age.min(coast.saturating_sub(LAST_BACKOFF))) {
             tracing::info!(key = %self.id, "key is healthy");
         }
@@ -204,10 +205,10 @@ impl RoutedKey {
     }
 
     /// Keeps health up to date until dropped, with these times from now on.
-    pub(crate) fn watch(self: &Arc<Self>, role: Role, options: ProbeOptions) {
-        let before = std::mem::replace(&mut *lock(&self.duty), (role, options));
+    pub(crate) fn watch(self: &Arc<Self>, role: KeyRole, options: ProbeOptions) {
+        let before = std::mem::replace(&mut *self.duty.lock(), (role, options));
         self.health.configure(options);
-        let mut prober = lock(&self.prober);
+        let mut prober = self.prober.lock();
         if prober.is_some() {
             if before != (role, options) {
                 self.suspicion.notify_one();
@@ -220,7 +221,7 @@ impl RoutedKey {
             loop {
                 let Some(strong) = key.upgrade() else { return };
                 let healthy = strong.probe().await;
-                let interval = lock(&strong.duty).1.interval;
+                let interval = strong.duty.lock().1.interval;
                 // A key that was removed must be able to go while we wait.
                 drop(strong);
                 let pause = if healthy {
@@ -240,11 +241,11 @@ impl RoutedKey {
     }
 
     fn is_in_use(&self) -> bool {
-        lock(&self.prober).is_some()
+        self.prober.lock().is_some()
     }
 
     async fn probe(&self) -> bool {
-        let (role, options) = *lock(&self.duty);
+        let (role, options) = *self.duty.lock();
         let call = Call { uid: "shim-probe", deadline: Instant::now() + options.timeout };
         match self.prove(role, &call, Duration::ZERO).await {
             Ok(Some(age)) => self.note_proof(age),
@@ -262,7 +263,7 @@ impl RoutedKey {
     /// foreign plugin has no coast of its own, and neither has one that cannot be reached.
     fn note_failure(&self, failure: &CallFailure) {
         self.upstream.set_down(true);
-        if failure.error().is_lasting() && lock(&self.duty).0 == Role::Read {
+        if failure.error().is_lasting() && self.duty.lock().0 == KeyRole::Read {
             self.doubted.store(true, Ordering::Relaxed);
             self.attentive.store(true, Ordering::Relaxed);
         }
@@ -291,8 +292,8 @@ impl RoutedKey {
         if !self.attentive.load(Ordering::Relaxed) {
             return;
         }
-        let reported = lock(&self.reported).clone();
-        let mut memory = lock(&self.memory);
+        let reported = self.reported.lock().clone();
+        let mut memory = self.memory.lock();
         let newer = reported.is_some_and(|reported| reported == sealed.key_id);
         // What it reads for others outweighs what it could not read: that may be retired.
         if memory.is_some() && !newer && !self.doubted.swap(false, Ordering::Relaxed) {
@@ -302,7 +303,7 @@ impl RoutedKey {
         memory.insert(Memory::read(sealed.clone())).fresh = own;
         drop(memory);
         self.store.remembered.notify_one();
-        if lock(&self.duty).0 == Role::Read && !self.is_up() {
+        if self.duty.lock().0 == KeyRole::Read && !self.is_up() {
             self.note_proof(Duration::ZERO);
         }
     }
@@ -315,7 +316,7 @@ impl RoutedKey {
         plaintext: &Secret,
         call: &Call<'_>,
     ) -> Result<Sealed, CallFailure> {
-        let memory = self.plan(Role::Write).memory;
+        let memory = self.plan(KeyRole::Write).memory;
         let attempt = async |client: Client, limit| {
             self.wrap_on(client, key_id, memory.as_ref(), plaintext, call.uid, limit).await
         };
@@ -382,12 +383,8 @@ impl RoutedKey {
 
 impl Drop for RoutedKey {
     fn drop(&mut self) {
-        if let Ok(Some(prober)) = self.prober.get_mut().map(Option::take) {
+        if let Some(prober) = self.prober.get_mut().take() {
             prober.abort();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

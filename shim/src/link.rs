@@ -1,11 +1,12 @@
 //! One endpoint of a key: a connection that is made when needed and made anew when it broke, and
 //! what is known of the plugin behind it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::Uri;
+use parking_lot::MutexGuard;
 use sidekey_core::client::{self, Connection};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::{Error, KeyId, Kind, QuietStream};
@@ -34,9 +35,9 @@ pub(crate) struct Link {
     made: AtomicU64,
     /// It could not be reached, or did not answer in its time, and no probe has succeeded since.
     failing: AtomicBool,
-    known: std::sync::Mutex<Known>,
+    known: parking_lot::Mutex<Known>,
     /// The probe under way, or the last one.
-    pub(crate) probing: std::sync::Mutex<Option<watch::Receiver<Option<Found>>>>,
+    pub(crate) probing: parking_lot::Mutex<Option<watch::Receiver<Option<Found>>>>,
 }
 
 /// What an `https` link needs.
@@ -93,8 +94,8 @@ impl Link {
             open: Mutex::new(None),
             made: AtomicU64::new(0),
             failing: AtomicBool::new(false),
-            known: std::sync::Mutex::default(),
-            probing: std::sync::Mutex::default(),
+            known: parking_lot::Mutex::default(),
+            probing: parking_lot::Mutex::default(),
         })
     }
 
@@ -103,7 +104,7 @@ impl Link {
     }
 
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     pub(crate) fn is_failing(&self) -> bool {

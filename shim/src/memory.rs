@@ -13,8 +13,8 @@
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use serde_json::Value;
 use sidekey_core::config::{KeyNumber, Problems};
 use sidekey_core::{Canary, Error, KeyId, Kind, Sealed, hex, sha256};
@@ -55,7 +55,7 @@ pub(crate) struct Written {
 impl Written {
     /// Notes what was just written.
     pub(crate) fn note(&self, sealed: &Sealed) {
-        let mut hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hashes = self.hashes.lock();
         if hashes.len() < MOST_WRITTEN {
             hashes.insert(self.hasher.hash_one(&sealed.ciphertext));
         }
@@ -63,7 +63,7 @@ impl Written {
 
     /// Whether it was, or may have been: once there is no more room, everything may.
     pub(crate) fn knows(&self, sealed: &Sealed) -> bool {
-        let hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        let hashes = self.hashes.lock();
         hashes.len() == MOST_WRITTEN || hashes.contains(&self.hasher.hash_one(&sealed.ciphertext))
     }
 }

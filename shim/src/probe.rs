@@ -1,15 +1,14 @@
 //! A probe of one endpoint: its Status is ok, and behind it is the KEK that wrote.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use sidekey_core::config::KeyNumber;
+use sidekey_core::config::{KeyNumber, KeyRole};
 use sidekey_core::{Error, KeyId, Kind};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::call::{CallFailure, Client, Report};
-use crate::config::Role;
 use crate::link::{Checked, Link};
 use crate::memory::Memory;
 
@@ -22,7 +21,7 @@ const READER_CHECK: Duration = Duration::from_secs(300);
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) key: KeyNumber,
-    pub(crate) role: Role,
+    pub(crate) role: KeyRole,
     /// Somebody else's plugin.
     pub(crate) external: bool,
     /// What it must be able to read, if anything is known.
@@ -45,7 +44,7 @@ pub(crate) enum Found {
 impl Link {
     /// Probes the endpoint, in the background; joins the probe under way if there is one.
     pub(crate) fn probe(self: &Arc<Self>, plan: &Plan) -> watch::Receiver<Option<Found>> {
-        let mut slot = self.probing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.probing.lock();
         if let Some(running) = &*slot
             && running.has_changed().is_ok()
             && running.borrow().is_none()
@@ -83,7 +82,7 @@ impl Link {
                 checked.map_err(CallFailure::of_data_call)?;
                 Ok(self.good(&client, report, plan.external))
             }
-            Err(CallFailure::Answered(error)) if plan.role == Role::Read => {
+            Err(CallFailure::Answered(error)) if plan.role == KeyRole::Read => {
                 let again = Some(READER_CHECK);
                 client.check(plan.key, plan.memory.as_ref(), None, again, deadline).await?;
                 Ok(Found::Fair(plan.memory.is_some(), Arc::new(error)))

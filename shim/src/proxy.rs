@@ -25,15 +25,16 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use sidekey_core::app::{App, Begun, ConfigState};
+use sidekey_core::kms::{RequestError, StatusReport};
+use sidekey_core::process::listen;
 use sidekey_core::server::{Stopper, stopper};
 use sidekey_core::telemetry::RateLimit;
-use sidekey_core::{Connections, Error, Kind, Source, Watcher};
-use tokio::net::TcpListener;
+use sidekey_core::{Connections, Error, Kind, SingleFlight, Source, Watcher};
 use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::tls::{Identity, MAX_STRANGERS};
 pub use command::run;
-pub use config::{Access, Clients, Config};
+pub use config::{Access, Clients, ProxyConfig};
 use metrics::ProxyMetrics;
 use plugin::Plugin;
 
@@ -45,6 +46,8 @@ struct Shared {
     identity: Option<Arc<Identity>>,
     clients: ArcSwap<Clients>,
     plugin: ArcSwap<Plugin>,
+    /// The Status that is being asked for.
+    status_flights: SingleFlight<(), Result<StatusReport, RequestError>>,
     drain: ArcSwap<Duration>,
     /// Connections before their clients are known. They take no place from others.
     strangers: Connections,
@@ -63,7 +66,7 @@ impl Shared {
 /// A running proxy.
 pub struct Proxy {
     shared: Arc<Shared>,
-    config: Config,
+    config: ProxyConfig,
     stopper: Stopper,
     server: JoinHandle<()>,
     follower: Option<AbortHandle>,
@@ -73,18 +76,19 @@ pub struct Proxy {
 
 impl Proxy {
     /// Binds and serves. A plugin that is not there yet is waited for; certificates are not.
-    pub async fn start(config: Config, source: &str, watcher: &Watcher) -> Result<Self, Error> {
+    pub async fn start(
+        config: ProxyConfig,
+        source: &str,
+        watcher: &Watcher,
+    ) -> Result<Self, Error> {
         let (identity, clients) = match &config.access {
             Access::Plaintext => (None, Clients::default()),
             Access::Mutual { files, clients } => {
                 (Some(Identity::load(files.clone())?), clients.clone())
             }
         };
-        let listener = TcpListener::bind(config.listen).await.map_err(|error| {
-            Error::new(Kind::Config, format!("cannot listen on {}", config.listen))
-                .with_source(error)
-                .with_hint("choose another address; port 0 picks a free one")
-        })?;
+        let hint = "choose another address; port 0 picks a free one";
+        let listener = listen("address", config.listen, hint).await?;
         let address = listener.local_addr().unwrap_or(config.listen);
         tracing::info!(%address, plugin = %config.plugin, "proxy listening");
         if identity.is_none() {
@@ -104,6 +108,7 @@ impl Proxy {
                 config.plugin.clone(),
                 config.server_uids.clone(),
             )),
+            status_flights: SingleFlight::default(),
             drain: ArcSwap::from_pointee(config.options.drain),
             strangers: Connections::limited("strangers", MAX_STRANGERS),
             rejections_logged: RateLimit::of_requests(),
@@ -121,7 +126,7 @@ impl Proxy {
 }
 
 impl App for Proxy {
-    type Config = Config;
+    type Config = ProxyConfig;
 
     fn source(&self) -> Arc<dyn Source> {
         self.shared.clone()
@@ -136,14 +141,14 @@ impl App for Proxy {
     }
 
     /// All is in place since it was started.
-    async fn begin(&mut self, config: Config) -> Result<Begun, Error> {
+    async fn begin(&mut self, config: ProxyConfig) -> Result<Begun, Error> {
         Ok(Begun { options: config.options, refused: None })
     }
 
     /// Uses another configuration from now on. Everything that can fail comes first; if it does,
     /// nothing has changed. Open connections stay.
-    async fn apply(&mut self, config: Config) -> Result<(), Error> {
-        let served = |config: &Config| (config.plugin.clone(), config.server_uids.clone());
+    async fn apply(&mut self, config: ProxyConfig) -> Result<(), Error> {
+        let served = |config: &ProxyConfig| (config.plugin.clone(), config.server_uids.clone());
         let plugin = if served(&config) == served(&self.config) {
             None
         } else {

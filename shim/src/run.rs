@@ -171,17 +171,7 @@ impl Flags {
         }
         self.process.lay_over(&mut document);
         overlay(&mut document, &["listen"], self.listen.clone());
-        let keys = document.get_mut("keys").and_then(Value::as_array_mut);
-        for key in keys.into_iter().flatten().filter_map(Value::as_object_mut) {
-            // Elsewhere certificates say who serves.
-            let https = |one: &Value| one.as_str().is_some_and(|one| one.starts_with("https://"));
-            let remote = key.get("endpoints").and_then(Value::as_array);
-            let remote = remote.is_some_and(|all| all.iter().all(https));
-            if !self.server_uids.is_empty() && !remote {
-                key.entry("serverUids").or_insert_with(|| json!(self.server_uids));
-            }
-        }
-        config::parse(&document)
+        config::parse(&document, &self.server_uids)
     }
 }
 
@@ -198,7 +188,8 @@ impl Program for ShimProgram {
         self.stored = stored(&self.flags, self.file.as_deref(), loaded);
         // A command line is not tried again, so nothing takes its place either.
         let stored = self.stored.as_ref().filter(|_| self.file.is_some());
-        let fallback = stored.and_then(|stored| config::parse(&stored.document).ok());
+        let fallback =
+            stored.and_then(|stored| config::parse(&stored.document, &self.flags.server_uids).ok());
         let Some(loaded) = loaded else { return fallback };
         self.fallback = fallback.filter(|fallback| fallback.document != loaded.document);
         None

@@ -1,19 +1,20 @@
 //! What listeners, admin endpoints and reloads share.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
 use serde::Serialize;
 use sidekey_core::app::{ConfigState, ConfigStatus};
 use sidekey_core::{Error, KeyId, Kind, Secret, SingleFlight, Source, Trouble, time};
 
 use crate::cache::{Cache, CacheKey};
-use crate::config::{Mode, Role};
 use crate::key::RoutedKey;
 use crate::metrics::{KeyGauges, ShimMetrics};
 use crate::table::RoutingTable;
 use crate::tls::Identity;
+use sidekey_core::config::KeyRole;
 
 /// The loaded configuration and everything about it.
 pub(crate) struct ShimState {
@@ -134,16 +135,13 @@ impl ShimState {
         let table = self.table();
         let announced = self.announced();
         let config = self.config.status();
-        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let listeners = self.listeners.lock().clone();
         let key_id = announced.as_ref().ok();
         ShimStatus {
             component: "shim",
             version: sidekey_core::VERSION,
             started: time(self.started),
-            mode: match table.mode {
-                Mode::Route => "route",
-                Mode::Forward => "forward",
-            },
+            mode: table.mode.label(),
             revision: config.revision.clone(),
             config: LoadedStatus { config, listeners },
             connections: self.metrics.connections.status(),
@@ -158,7 +156,7 @@ impl ShimState {
 }
 
 impl RoutedKeyStatus {
-    fn of(role: Role, key: &RoutedKey) -> Self {
+    fn of(role: KeyRole, key: &RoutedKey) -> Self {
         let snapshot = key.health.snapshot();
         let healthy = key.is_up();
         let error =
@@ -172,11 +170,7 @@ impl RoutedKeyStatus {
             canary_unread: key.is_unread(),
             external: key.spec.external,
             healthy,
-            reason: if healthy {
-                None
-            } else {
-                snapshot.last_error.as_ref().map(|t| t.text.clone())
-            },
+            reason: snapshot.last_error.as_ref().filter(|_| !healthy).map(|t| t.text.clone()),
             since: time(snapshot.since),
             coasting_since: snapshot.coasting.map(time),
             key_id_hash: key.shown().as_ref().map(KeyId::hash),
@@ -215,7 +209,7 @@ impl Source for ShimState {
         });
         let revision = self.config.status().revision;
         self.metrics.refresh(revision.as_deref(), gauges.collect());
-        let identities = self.identities.lock().unwrap_or_else(PoisonError::into_inner);
+        let identities = self.identities.lock();
         self.metrics.expiry(identities.iter().map(|identity| identity.expiry()).min());
         self.metrics.registry.text()
     }

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sidekey_core::config::KeyNumber;
+use sidekey_core::config::{KeyNumber, KeyRole};
 use sidekey_core::{Error, KeyId, Kind, split_shim_prefix};
 
-use crate::config::{Mode, Role};
+use crate::config::Mode;
 use crate::key::RoutedKey;
 
 /// What is loaded.
 pub(crate) struct RoutingTable {
     pub(crate) mode: Mode,
     pub(crate) writer: Arc<RoutedKey>,
-    pub(crate) keys: BTreeMap<KeyNumber, (Role, Arc<RoutedKey>)>,
+    pub(crate) keys: BTreeMap<KeyNumber, (KeyRole, Arc<RoutedKey>)>,
 }
 
 /// Where a ciphertext belongs, and under which key_id its provider knows it.
@@ -85,7 +85,7 @@ mod tests {
             server_uids: Vec::new(),
             external: false,
         };
-        let (duty, none) = ((Role::Read, options), Inherited::default());
+        let (duty, none) = ((KeyRole::Read, options), Inherited::default());
         let upstream = Upstream::new(Vec::new());
         RoutedKey::new(KeyNumber(id), spec, upstream, Mode::Route, duty, none, Arc::default())
     }
@@ -94,9 +94,9 @@ mod tests {
     fn table() -> RoutingTable {
         let writer = key(2, "bbbbbbbb");
         let keys = [
-            (Role::Read, key(1, "aaaaaaaa")),
-            (Role::Write, writer.clone()),
-            (Role::Read, key(3, NO_FINGERPRINT)),
+            (KeyRole::Read, key(1, "aaaaaaaa")),
+            (KeyRole::Write, writer.clone()),
+            (KeyRole::Read, key(3, NO_FINGERPRINT)),
         ];
         let keys = keys.into_iter().map(|(role, key)| (key.id, (role, key))).collect();
         RoutingTable { mode: Mode::Route, writer, keys }

@@ -180,7 +180,7 @@ fn sealed(key_id: &str, ciphertext: &[u8]) -> Sealed {
 proptest! {
     #[test]
     fn any_shim_configuration_is_read_or_refused_with_a_bounded_list(document in damaged(shim())) {
-        let result = parse(&document);
+        let result = parse(&document, &[]);
         is_bounded(&result)?;
         if let Ok(config) = result {
             prop_assert!(config.writer().is_some() && !config.listeners.is_empty());
@@ -191,19 +191,19 @@ proptest! {
     fn any_set_of_mistakes_in_a_shim_configuration_is_told_at_once(
         mistakes in subsequence(shim_mistakes(), 0..=shim_mistakes().len())
     ) {
-        tells_all(&parse(&with(shim(), &mistakes)), &mistakes)?;
+        tells_all(&parse(&with(shim(), &mistakes), &[]), &mistakes)?;
     }
 
     #[test]
     fn any_proxy_configuration_is_read_or_refused_with_a_bounded_list(document in damaged(socket_proxy())) {
-        is_bounded(&proxy::Config::parse(&document))?;
+        is_bounded(&proxy::ProxyConfig::parse(&document))?;
     }
 
     #[test]
     fn any_set_of_mistakes_in_a_proxy_configuration_is_told_at_once(
         mistakes in subsequence(proxy_mistakes(), 0..=proxy_mistakes().len())
     ) {
-        tells_all(&proxy::Config::parse(&with(socket_proxy(), &mistakes)), &mistakes)?;
+        tells_all(&proxy::ProxyConfig::parse(&with(socket_proxy(), &mistakes)), &mistakes)?;
     }
 
     #[test]
@@ -212,7 +212,7 @@ proptest! {
         is_bounded(&result)?;
         if let Ok(mut made) = result && made.is_object() {
             made["listen"] = "/run/kms.sock".into();
-            is_bounded(&parse(&made))?;
+            is_bounded(&parse(&made, &[]))?;
         }
     }
 

@@ -15,11 +15,12 @@ mod tests;
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use sidekey_core::certificate::Certificate;
 use sidekey_core::{Error, Files, Kind, Subscription, Watcher};
@@ -68,7 +69,7 @@ pub enum Protocol {
 
 /// Who called, as the certificate says.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub struct TlsPeer {
     /// DNS names, URIs (SPIFFE) and IP addresses, in the form that
     /// [`identity`](sidekey_core::certificate::identity) gives.
     pub sans: Vec<String>,
@@ -129,7 +130,7 @@ impl Identity {
                     files = subscription.changed() => files,
                     () = this.moved.notified() => continue,
                 };
-                let paths = held(&this.files).clone();
+                let paths = this.files.lock().clone();
                 if paths.set() == *subscription.paths() {
                     this.take_over(&paths, files);
                 }
@@ -139,7 +140,7 @@ impl Identity {
 
     /// Uses other files from now on, if they can be used.
     pub fn move_to(&self, files: TlsFiles) -> Result<(), Error> {
-        let mut current = held(&self.files);
+        let mut current = self.files.lock();
         if *current == files {
             return Ok(());
         }
@@ -168,7 +169,7 @@ impl Identity {
 
     /// Why the files as they are now are not in use.
     pub fn last_error(&self) -> Option<String> {
-        held(&self.error).clone()
+        self.error.lock().clone()
     }
 
     /// Opens TLS with a server that must have `server_name`, a DNS name or an IP address, in its
@@ -210,7 +211,7 @@ impl Identity {
         &self,
         tcp: TcpStream,
         protocol: Protocol,
-    ) -> Result<(server::TlsStream<TcpStream>, Peer), Refusal> {
+    ) -> Result<(server::TlsStream<TcpStream>, TlsPeer), Refusal> {
         tune(&tcp, UNACKNOWLEDGED_BY_CLIENT);
         let loaded = self.loaded.load_full();
         let config = match protocol {
@@ -227,28 +228,28 @@ impl Identity {
             Err(_) => return Err(Refusal::timeout(HANDSHAKE_TIMEOUT)),
         };
         let chain = stream.get_ref().1.peer_certificates().unwrap_or_default().to_vec();
-        let peer = Peer::of(chain).ok_or_else(Refusal::unreadable)?;
+        let peer = TlsPeer::of(chain).ok_or_else(Refusal::unreadable)?;
         Ok((stream, peer))
     }
 
     /// Whether the peer's certificate would be accepted now: not expired, its CA not removed.
-    pub fn trusts(&self, peer: &Peer) -> bool {
+    pub fn trusts(&self, peer: &TlsPeer) -> bool {
         self.trusts_at(peer, SystemTime::now())
     }
 
     /// Ends when the peer's certificate would no longer be accepted.
-    pub async fn distrusted(&self, peer: &Peer) {
+    pub async fn distrusted(&self, peer: &TlsPeer) {
         self.distrusted_by(peer, SystemTime::now).await;
     }
 
-    fn trusts_at(&self, peer: &Peer, now: SystemTime) -> bool {
+    fn trusts_at(&self, peer: &TlsPeer, now: SystemTime) -> bool {
         let Some((leaf, between)) = peer.chain.split_first() else { return false };
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = UnixTime::since_unix_epoch(since);
         self.loaded.load().clients.verify_client_cert(leaf, between, now).is_ok()
     }
 
-    async fn distrusted_by(&self, peer: &Peer, clock: impl Fn() -> SystemTime) {
+    async fn distrusted_by(&self, peer: &TlsPeer, clock: impl Fn() -> SystemTime) {
         let mut generation = self.generation.subscribe();
         while self.trusts_at(peer, clock()) {
             let left = peer.expires.duration_since(clock()).unwrap_or_default();
@@ -263,7 +264,7 @@ impl Identity {
 
     /// Watches the files in use; what was read counts as known.
     fn aim(&self, subscription: &mut Subscription) {
-        let files = held(&self.files);
+        let files = self.files.lock();
         let paths = files.set();
         if *subscription.paths() != paths {
             subscription.replace(paths);
@@ -283,7 +284,7 @@ impl Identity {
             Err(error) => {
                 let error = error.report();
                 tracing::warn!(error, "new certificates refused, the last good ones stay in use");
-                *held(&self.error) = Some(error);
+                *self.error.lock() = Some(error);
                 self.failed.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -301,7 +302,7 @@ impl Identity {
 
     fn swap(&self, loaded: Loaded) {
         self.loaded.store(Arc::new(loaded));
-        *held(&self.error) = None;
+        *self.error.lock() = None;
         self.generation.send_modify(|generation| *generation += 1);
     }
 }
@@ -338,7 +339,7 @@ impl TlsFiles {
     }
 }
 
-impl Peer {
+impl TlsPeer {
     fn of(chain: Vec<CertificateDer<'static>>) -> Option<Self> {
         let leaf = Certificate::parse(chain.first()?).ok()?;
         Some(Self { sans: leaf.identities(), expires: leaf.not_after, chain })
@@ -347,13 +348,8 @@ impl Peer {
 
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Identity").field("files", &*held(&self.files)).finish_non_exhaustive()
+        f.debug_struct("Identity").field("files", &*self.files.lock()).finish_non_exhaustive()
     }
-}
-
-/// Every critical section leaves the value whole.
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Small answers at once, and no waiting for a peer that is gone. None of it is needed for

@@ -2,9 +2,10 @@
 //! time; where none can be reached it is tried again as long as the caller waits, so that a
 //! provider's restart is felt as latency.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sidekey_core::{Backoff, Error, KeyId, Kind};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -44,13 +45,13 @@ impl Upstream {
 
     /// What probes have found.
     pub(crate) fn set_down(&self, down: bool) {
-        let mut since = self.since();
+        let mut since = self.down.lock();
         *since = down.then(|| since.unwrap_or_else(Instant::now));
     }
 
     /// Whether probes succeed.
     pub(crate) fn is_up(&self) -> bool {
-        self.since().is_none()
+        self.down.lock().is_none()
     }
 
     /// Whether any endpoint has read something that was written before.
@@ -114,7 +115,7 @@ impl Upstream {
     where
         F: Future<Output = Result<T, CallFailure>>,
     {
-        let restarts = self.since().is_none_or(|since| since.elapsed() < RESTART);
+        let restarts = self.down.lock().is_none_or(|since| since.elapsed() < RESTART);
         let mut backoff = RECONNECT;
         let mut failures = Vec::new();
         loop {
@@ -149,10 +150,6 @@ impl Upstream {
             }
             tokio::time::sleep_until(wake).await;
         }
-    }
-
-    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.down.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the answers so far are enough: the wanted key_id is among them, or others are and

@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use h2::{ABUSES, HASTE, MOST, Raw, peak};
@@ -22,8 +23,8 @@ use sidekey_core::proto::v2::key_management_service_client::KeyManagementService
 use support::plugin::Plugin;
 use support::shim::{Shim, document, key};
 use support::{
-    Authority, Pair, SERVER, SHIM, Use, World, dial, encrypt, eventually, raw_handshake, status,
-    write,
+    Authority, Pair, SERVER, SHIM, Use, World, decrypt, dial, encrypt, eventually, raw_handshake,
+    status, write,
 };
 use tonic::Code;
 
@@ -140,11 +141,8 @@ fn tls(
 }
 
 #[tokio::test]
-async fn no_flood_takes_the_proxy_more_than_its_share_or_disturbs_an_honest_client() {
-    // Not shown for clients that do not read their answers: whoever of them is closed gives up many
-    // calls at once, and the plugin may then hang up on the proxy's other callers, too.
-    let of_its_own = ABUSES.into_iter().filter(|(name, _)| !name.starts_with("answers"));
-    for (name, abuse) in of_its_own {
+async fn no_abuse_takes_the_proxy_more_than_its_share_or_disturbs_an_honest_client() {
+    for (name, abuse) in ABUSES {
         let world = World::new();
         let _plugin = Plugin::start(&world.path("kms.sock")).await;
         let proxy = Proxy::start(&world);
@@ -154,6 +152,65 @@ async fn no_flood_takes_the_proxy_more_than_its_share_or_disturbs_an_honest_clie
         let shim = world.client(&[SHIM]);
         beside(name, abuse, open, proxy.0.id(), async || dial(&shim, proxy.1).await.unwrap()).await;
     }
+}
+
+/// Calls that are given up all at once look like an attack to a plugin, which then hangs up on all
+/// that share its connection.
+#[tokio::test]
+async fn calls_that_a_client_leaves_behind_are_finished_and_not_reset_at_the_plugin() {
+    const CALLS: usize = 100;
+    let world = World::new();
+    let plugin = Plugin::start(&world.path("kms.sock")).await;
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    *plugin.manners.gate.lock().unwrap() = Some(gate.clone());
+    let proxy = world.proxy().await;
+    let client = dial(&world.client(&[SHIM]), proxy.address()).await.unwrap();
+    let calls: Vec<_> = (0..CALLS)
+        .map(|_| {
+            let mut client = client.clone();
+            tokio::spawn(async move { client.decrypt(decrypt(b"x")).await })
+        })
+        .collect();
+    eventually("all are under way", async || (plugin.seen() == CALLS as u64).then_some(())).await;
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(client);
+    let connections = || support::metric(&proxy, "socket_proxy_connections");
+    eventually("the client is gone", async || (connections() == 0).then_some(())).await;
+    // It goes the way of those calls: the plugin has heard of their end before, if they ended.
+    let mut honest = dial(&world.client(&[SHIM]), proxy.address()).await.unwrap();
+    honest.encrypt(encrypt(b"x")).await.unwrap();
+    gate.add_permits(CALLS);
+    eventually("each has been finished", async || (gate.available_permits() == 0).then_some(()))
+        .await;
+}
+
+#[tokio::test]
+async fn however_many_ask_for_status_at_a_time_the_plugin_is_asked_once() {
+    const CALLS: i64 = 50;
+    let world = World::new();
+    let plugin = Plugin::start(&world.path("kms.sock")).await;
+    plugin.manners.hangs.store(true, Ordering::SeqCst);
+    let proxy = world.proxy().await;
+    let client = dial(&world.client(&[SHIM]), proxy.address()).await.unwrap();
+    let calls: Vec<_> = (0..CALLS)
+        .map(|_| {
+            let mut client = client.clone();
+            tokio::spawn(async move { client.status(status()).await })
+        })
+        .collect();
+    let waiting = || support::metric(&proxy, "socket_proxy_unfinished_requests");
+    eventually("all have been asked", async || (waiting() == CALLS).then_some(())).await;
+    eventually("the plugin is asked", async || {
+        (plugin.manners.asked.load(Ordering::SeqCst) == 1).then_some(())
+    })
+    .await;
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(client);
+    // Nobody else waits for that answer.
+    plugin.manners.hangs.store(false, Ordering::SeqCst);
+    let mut next = dial(&world.client(&[SHIM]), proxy.address()).await.unwrap();
+    next.encrypt(encrypt(b"x")).await.unwrap();
+    assert_eq!(plugin.manners.asked.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

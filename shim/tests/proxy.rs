@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use rustls::version::{TLS12, TLS13};
 use serde_json::json;
 use sidekey_core::app::App;
-use sidekey_shim::proxy::{Config, Proxy};
+use sidekey_shim::proxy::{Proxy, ProxyConfig};
 use support::plugin::{KEY_ID, Plugin};
 use support::{
     Authority, SERVER, SHIM, Use, World, decrypt, dial, encrypt, eventually, metric, raw_handshake,
@@ -174,16 +174,16 @@ async fn a_withdrawn_permission_is_gone_with_the_next_request_on_an_open_connect
     let mut client = dial(&world.client(&[SHIM]), proxy.address()).await.unwrap();
     client.encrypt(encrypt(b"x")).await.unwrap();
     document["clients"] = json!([{"san": SHIM, "allow": ["status", "decrypt"]}]);
-    proxy.apply(Config::parse(&document).unwrap()).await.unwrap();
+    proxy.apply(ProxyConfig::parse(&document).unwrap()).await.unwrap();
     let seen = plugin.seen();
     assert_eq!(client.encrypt(encrypt(b"x")).await.unwrap_err().code(), Code::PermissionDenied);
     assert_eq!(plugin.seen(), seen);
     client.decrypt(decrypt(b"x")).await.unwrap();
     document["clients"] = json!([{"san": "another.example", "allow": ["status"]}]);
-    proxy.apply(Config::parse(&document).unwrap()).await.unwrap();
+    proxy.apply(ProxyConfig::parse(&document).unwrap()).await.unwrap();
     assert_eq!(client.status(status()).await.unwrap_err().code(), Code::PermissionDenied);
     document["clients"] = json!([{"san": SHIM, "allow": ["status"]}]);
-    proxy.apply(Config::parse(&document).unwrap()).await.unwrap();
+    proxy.apply(ProxyConfig::parse(&document).unwrap()).await.unwrap();
     client.status(status()).await.unwrap();
 }
 
@@ -421,7 +421,7 @@ async fn the_plugin_can_be_moved_to_one_that_takes_a_connection_and_to_no_other(
     client.status(status()).await.unwrap();
 
     document["plugin"] = json!(world.path("second.sock"));
-    let config = || Config::parse(&document).unwrap();
+    let config = || ProxyConfig::parse(&document).unwrap();
     let refused = proxy.apply(config()).await.unwrap_err().report();
     assert!(refused.contains("second.sock"), "{refused}");
     client.status(status()).await.expect("the one in use stays");

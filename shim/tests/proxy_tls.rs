@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use rustls::NamedGroup;
 use rustls::version::{TLS12, TLS13};
 use sidekey_core::Kind;
-use sidekey_shim::tls::{Identity, Peer, Protocol, Reason, Refusal};
+use sidekey_shim::tls::{Identity, Protocol, Reason, Refusal, TlsPeer};
 use support::{Authority, SERVER, SHIM, Use, World, eventually, raw_handshake, write};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use tokio_rustls::server::TlsStream;
 /// Accepts one connection.
 async fn accept(
     identity: &Arc<Identity>,
-) -> (std::net::SocketAddr, JoinHandle<Result<(TlsStream<TcpStream>, Peer), Refusal>>) {
+) -> (std::net::SocketAddr, JoinHandle<Result<(TlsStream<TcpStream>, TlsPeer), Refusal>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, identity) = (listener.local_addr().unwrap(), identity.clone());
     let accepting =
@@ -32,7 +32,7 @@ async fn meet(
     server: &Arc<Identity>,
     client: &Identity,
     name: &str,
-) -> (Result<(), Kind>, Result<Peer, Refusal>) {
+) -> (Result<(), Kind>, Result<TlsPeer, Refusal>) {
     let (address, accepting) = accept(server).await;
     let tcp = TcpStream::connect(address).await.unwrap();
     let connected = client.connect(tcp, name).await;

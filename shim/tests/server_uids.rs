@@ -12,7 +12,7 @@ use std::sync::mpsc;
 
 use serde_json::json;
 use sidekey_core::app::App;
-use sidekey_shim::proxy::Config;
+use sidekey_shim::proxy::ProxyConfig;
 use support::plugin::Plugin;
 use support::shim::{Shim, document, key};
 use support::{SHIM, World, dial, encrypt, eventually, metric, status};
@@ -103,26 +103,32 @@ async fn the_proxy_sends_a_server_of_another_uid_nothing_and_says_what_to_set() 
     assert_eq!(plugin.seen(), 0);
 
     document["serverUids"] = json!([rustix::process::geteuid().as_raw()]);
-    proxy.apply(Config::parse(&document).unwrap()).await.unwrap();
+    proxy.apply(ProxyConfig::parse(&document).unwrap()).await.unwrap();
     client.encrypt(encrypt(b"secret")).await.unwrap();
     client.status(status()).await.unwrap();
     assert_eq!(plugin.seen(), 1);
 }
 
-#[test]
-fn the_flag_leaves_keys_behind_certificates_alone() {
+#[tokio::test]
+async fn the_flag_is_for_keys_without_a_list_and_leaves_those_behind_certificates_alone() {
+    let world = World::new();
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("shim.yaml");
-    let tls = json!({"ca": "/ca", "cert": "/cert", "key": "/key"});
-    let keys = json!([
-        {"id": 1, "role": "write", "endpoints": ["/kms.sock"]},
-        {"id": 2, "role": "read", "endpoints": ["https://kms.example:8443"], "tls": tls},
-    ]);
-    let document = json!({"listen": "/listen.sock", "keys": keys});
-    std::fs::write(&file, document.to_string()).unwrap();
-    let mut check = std::process::Command::new(env!("CARGO_BIN_EXE_sidekey-shim"));
-    check.args(["check", "--server-uids", "4242", "--config"]).arg(&file);
-    let checked = check.output().unwrap();
-    let text = String::from_utf8_lossy(&checked.stderr);
-    assert!(!text.contains("serverUids"), "{text}");
+    let directory = directory.path();
+    let plugin = Plugin::start(&directory.join("a.sock")).await;
+    let own = rustix::process::geteuid().as_raw();
+    let mut writer = key(1, "write", &[&plugin]);
+    writer["serverUids"] = json!([own]);
+    let reader = key(2, "read", &[&plugin]);
+    let files = world.server_files();
+    let tls = json!({"ca": files.ca, "cert": files.cert, "key": files.key});
+    let remote = json!({"id": 3, "role": "read", "endpoints": ["https://127.0.0.1:1"], "tls": tls});
+    let keys = [writer, reader, remote];
+    let flag = ["--server-uids", "4242"];
+    let shim = Shim::with_flags(directory, &document(directory, 1, &keys), &flag).await;
+    shim.is_ready().await;
+    let error = eventually("the key without a list is refused", async || {
+        Some(shim.key(2).await?["last_error"]["error"].as_str()?.to_owned())
+    })
+    .await;
+    assert!(error.contains("accepted are [4242]"), "{error}");
 }

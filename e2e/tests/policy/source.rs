@@ -1,5 +1,7 @@
 //! What may not stand in any file of the repository.
 
+use std::collections::BTreeMap;
+
 use crate::assert_none;
 use crate::layout::{files, providers, root};
 
@@ -59,6 +61,51 @@ fn no_rust_file_is_too_long() {
 fn no_crate_allows_unsafe_code() {
     let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
     assert!(manifest.contains("unsafe_code = \"forbid\""), "the workspace forbids unsafe code");
+}
+
+/// The type that a line of code defines, if it does. Types that belong to a trait are indented.
+fn defined(line: &str) -> Option<&str> {
+    if line.trim_start().starts_with("//") {
+        return None;
+    }
+    let words = line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| !w.is_empty());
+    let mut words = words.skip_while(|word| ["pub", "crate", "super"].contains(word));
+    match words.next()? {
+        "struct" | "enum" | "trait" => words.next(),
+        "type" if !line.starts_with(' ') => words.next(),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_type_name_means_one_thing_in_core_and_shim() {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let sources = |file: &&String| {
+        ["providers/core/src/", "shim/src/"].iter().any(|folder| file.starts_with(folder))
+            && file.ends_with(".rs")
+    };
+    for file in files().iter().filter(sources) {
+        let text = std::fs::read_to_string(root().join(file)).unwrap();
+        for (number, line) in text.lines().enumerate() {
+            if let Some(name) = defined(line) {
+                places.entry(name.to_owned()).or_default().push(format!("{file}:{}", number + 1));
+            }
+        }
+    }
+    assert!(places.len() > 100, "sources not found: {places:?}");
+    let twice = places.iter().filter(|(_, places)| places.len() > 1);
+    let wrong: Vec<String> =
+        twice.map(|(name, places)| format!("{name}: {}", places.join(", "))).collect();
+    assert_none("one name, one thing: say which of them it is", &wrong);
+}
+
+#[test]
+fn definitions_of_types_are_told_from_their_uses() {
+    let lines = ["pub(crate) struct A<T>(T);", "    enum B {", "type C = u8;", "pub trait D: E {"];
+    assert_eq!(lines.map(defined), ["A", "B", "C", "D"].map(Some));
+    for line in ["    type Peer = SocketAddr;", "use a::B;", "/// struct A", "let a = A {};"] {
+        assert_eq!(defined(line), None, "{line}");
+    }
 }
 
 #[test]

@@ -19,8 +19,8 @@ pub(crate) use fields::ENCRYPT_EVERY;
 pub use fields::{LAST_BACKOFF, LogFormat, LogOptions, ProbeOptions};
 pub use options::ProcessOptions;
 pub use problems::{Problem, Problems, mistakes};
-pub use schema::{KeyNumber, ProcessConfig, parse};
-pub(crate) use schema::{KeyRole, KeySpec};
+pub(crate) use schema::KeySpec;
+pub use schema::{KeyNumber, KeyRole, ProcessConfig, parse};
 pub use text::{parse_duration, parse_mode};
 
 use crate::files::Files;

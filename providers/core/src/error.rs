@@ -28,35 +28,13 @@ pub enum Kind {
     Bug,
 }
 
+crate::labels! {
+    pub Kind: Invalid = "invalid", Config = "config", Denied = "denied", KeyState = "key_state",
+    Throttled = "throttled", Unavailable = "unavailable", Timeout = "timeout",
+    Corrupt = "corrupt", Bug = "bug",
+}
+
 impl Kind {
-    /// Every kind, for metrics that must exist before the first error.
-    pub const ALL: [Self; 9] = [
-        Self::Invalid,
-        Self::Config,
-        Self::Denied,
-        Self::KeyState,
-        Self::Throttled,
-        Self::Unavailable,
-        Self::Timeout,
-        Self::Corrupt,
-        Self::Bug,
-    ];
-
-    /// The name in metrics, logs and `/status`.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Invalid => "invalid",
-            Self::Config => "config",
-            Self::Denied => "denied",
-            Self::KeyState => "key_state",
-            Self::Throttled => "throttled",
-            Self::Unavailable => "unavailable",
-            Self::Timeout => "timeout",
-            Self::Corrupt => "corrupt",
-            Self::Bug => "bug",
-        }
-    }
-
     /// The code that kube-apiserver shows in its own metrics.
     pub fn code(self) -> tonic::Code {
         match self {
@@ -212,25 +190,11 @@ impl From<&Error> for tonic::Status {
 
 /// gRPC's codes as grpc-go writes them, and so kube-apiserver's `grpc_status_code` label: dashboards
 /// join on it.
-pub fn code_name(code: tonic::Code) -> &'static str {
+pub fn code_name(code: tonic::Code) -> String {
     match code {
-        tonic::Code::Ok => "OK",
-        tonic::Code::Cancelled => "Canceled",
-        tonic::Code::Unknown => "Unknown",
-        tonic::Code::InvalidArgument => "InvalidArgument",
-        tonic::Code::DeadlineExceeded => "DeadlineExceeded",
-        tonic::Code::NotFound => "NotFound",
-        tonic::Code::AlreadyExists => "AlreadyExists",
-        tonic::Code::PermissionDenied => "PermissionDenied",
-        tonic::Code::ResourceExhausted => "ResourceExhausted",
-        tonic::Code::FailedPrecondition => "FailedPrecondition",
-        tonic::Code::Aborted => "Aborted",
-        tonic::Code::OutOfRange => "OutOfRange",
-        tonic::Code::Unimplemented => "Unimplemented",
-        tonic::Code::Internal => "Internal",
-        tonic::Code::Unavailable => "Unavailable",
-        tonic::Code::DataLoss => "DataLoss",
-        tonic::Code::Unauthenticated => "Unauthenticated",
+        tonic::Code::Ok => "OK".to_owned(),
+        tonic::Code::Cancelled => "Canceled".to_owned(),
+        code => format!("{code:?}"),
     }
 }
 
@@ -286,11 +250,9 @@ mod tests {
     }
 
     #[test]
-    fn every_code_is_written_as_grpc_go_does() {
-        for number in 0..17 {
-            let code = tonic::Code::from_i32(number);
-            let written = format!("{code:?}").replace("Cancelled", "Canceled");
-            assert_eq!(code_name(code), if number == 0 { "OK" } else { written.as_str() });
-        }
+    fn codes_are_written_as_grpc_go_does() {
+        use tonic::Code;
+        let codes = [Code::Ok, Code::Cancelled, Code::NotFound, Code::DeadlineExceeded];
+        assert_eq!(codes.map(code_name), ["OK", "Canceled", "NotFound", "DeadlineExceeded"]);
     }
 }

@@ -39,9 +39,9 @@ const ATTEMPTS: u32 = 5;
 
 /// A consistent snapshot of files, cheap to clone.
 #[derive(Clone)]
-pub struct Files(Arc<Inner>);
+pub struct Files(Arc<FileContents>);
 
-struct Inner {
+struct FileContents {
     contents: BTreeMap<PathBuf, Secret>,
     digest: Digest,
 }
@@ -162,7 +162,7 @@ impl ReadState {
         digest.copy_from_slice(hash.finish().as_ref());
         let digest = Digest(digest);
         if problems.is_empty() {
-            Self { digest, result: Ok(Files(Arc::new(Inner { contents, digest }))) }
+            Self { digest, result: Ok(Files(Arc::new(FileContents { contents, digest }))) }
         } else {
             Self { digest, result: Err(explain(problems)) }
         }

@@ -18,11 +18,12 @@ pub(crate) mod task;
 mod ask;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
 pub(crate) use ask::KeeperRequest;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
@@ -117,7 +118,7 @@ impl Key {
 
     /// Whether the key has ever done anything that data may depend on.
     pub(crate) fn has_worked(&self) -> bool {
-        let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
+        let sample = self.sample.lock();
         self.health.was_proven() || sample.is_some()
     }
 
@@ -177,7 +178,7 @@ impl Key {
     ) {
         if let Some(key_id) = &key_id {
             self.metrics.announced(key_id);
-            let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut past = self.past.lock();
             let old = self.active.load_full().and_then(|old| old.key_id.clone());
             past.extend(old.filter(|old| old != key_id));
             // What only reads has not proven that it encrypts with this one.
@@ -202,7 +203,7 @@ impl Key {
     pub(crate) fn is_past(&self, key_id: &KeyId) -> bool {
         let current = self.active.load();
         current.as_ref().is_none_or(|active| active.key_id.as_ref() != Some(key_id))
-            && self.past.lock().unwrap_or_else(PoisonError::into_inner).contains(key_id)
+            && self.past.lock().contains(key_id)
     }
 
     /// Records a proof.
@@ -226,12 +227,12 @@ impl Key {
     /// Remembers why changed files or settings were refused, or that they no longer are.
     pub(crate) fn refusal(&self, error: Option<&Error>) {
         let trouble = error.map(Trouble::new);
-        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        *self.refusal.lock() = trouble;
     }
 
     /// Why changed files or settings are not in use, if they are not.
     pub(crate) fn refused(&self) -> Option<Trouble> {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.refusal.lock().clone()
     }
 
     /// The client that has proven to encrypt, and the version that is announced for it.
@@ -302,7 +303,7 @@ impl Key {
         if !wanted && active.encrypts {
             return;
         }
-        let mut sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sample = self.sample.lock();
         let now = self.active.load();
         // A client that was taken away meanwhile may have had another KEK.
         if now.as_ref().is_none_or(|now| !Arc::ptr_eq(&now.backend, &active.backend)) {

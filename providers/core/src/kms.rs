@@ -79,6 +79,7 @@ pub trait Kms: Send + Sync + 'static {
 }
 
 /// What Status answers.
+#[derive(Clone, Debug)]
 pub struct StatusReport {
     /// To the caller.
     pub response: StatusResponse,
@@ -87,20 +88,19 @@ pub struct StatusReport {
 }
 
 /// Why a request has no good answer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum RequestError {
     /// This process says so.
     Own(Arc<Error>),
     /// A plugin behind this process says so: its code and text are passed on.
     Passed(tonic::Status),
     /// A plugin behind this process was not reached, or not heard: it has not answered.
-    Unreached(Error),
+    Unreached(Arc<Error>),
 }
 
-impl Operation {
-    /// All three.
-    pub const ALL: [Self; 3] = [Self::Status, Self::Encrypt, Self::Decrypt];
+crate::labels! { pub Operation: Status = "status", Encrypt = "encrypt", Decrypt = "decrypt" }
 
+impl Operation {
     /// By the path of a request.
     pub(crate) fn of_path(path: &str) -> Option<Self> {
         match path.strip_prefix("/v2.KeyManagementService/")? {
@@ -108,15 +108,6 @@ impl Operation {
             "Encrypt" => Some(Self::Encrypt),
             "Decrypt" => Some(Self::Decrypt),
             _ => None,
-        }
-    }
-
-    /// As written in configuration, metrics and log.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Status => "status",
-            Self::Encrypt => "encrypt",
-            Self::Decrypt => "decrypt",
         }
     }
 }

@@ -22,6 +22,25 @@ use crate::{Kind, code_name};
 const BUCKETS: [f64; 12] =
     [0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 3.0, 10.0];
 
+/// Gives an enum without fields its list and its labels: what configuration, metrics, `/status` and
+/// log call each.
+#[macro_export]
+macro_rules! labels {
+    ($visibility:vis $name:ident: $($variant:ident = $label:literal),+ $(,)?) => {
+        impl $name {
+            /// Every one, in its order.
+            $visibility const ALL: [Self; [$($label),+].len()] = [$(Self::$variant),+];
+
+            /// As it is written and shown.
+            $visibility fn label(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $label),+
+                }
+            }
+        }
+    };
+}
+
 /// The metrics of a process; each is registered where it is made.
 #[derive(Debug, Default)]
 pub struct MetricRegistry(Registry);

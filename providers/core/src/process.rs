@@ -164,7 +164,8 @@ where
     serve_http1(stream, Arc::new(Admin::new(source, level, Reach::Certificate)), seat).await;
 }
 
-async fn listen(what: &str, address: SocketAddr, hint: &str) -> Result<TcpListener, Error> {
+/// Listens on `address`, which people know as `what`.
+pub async fn listen(what: &str, address: SocketAddr, hint: &str) -> Result<TcpListener, Error> {
     TcpListener::bind(address).await.map_err(|error| {
         Error::new(Kind::Config, format!("cannot listen on {what} {address}"))
             .with_source(error)

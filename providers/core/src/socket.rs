@@ -299,7 +299,7 @@ fn bind_abstract(endpoint: &Endpoint) -> Result<std::os::unix::net::UnixListener
     let bind = || std::os::unix::net::UnixListener::bind_addr(&endpoint.address()?);
     bind().map_err(|error| {
         if error.kind() == io::ErrorKind::AddrInUse
-            && let Ok(place::Answer::Alive(who)) = place::ask(endpoint)
+            && let Ok(place::SocketState::Alive(who)) = place::ask(endpoint)
         {
             return in_use(endpoint, &who);
         }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -17,18 +18,18 @@ use crate::{
 };
 
 /// All KMSs of the test process, by name: a configuration can only hold a name.
-static ALL: Mutex<BTreeMap<String, Arc<Kms>>> = Mutex::new(BTreeMap::new());
+static ALL: Mutex<BTreeMap<String, Arc<ScriptedKms>>> = Mutex::new(BTreeMap::new());
 
 /// A KMS.
 #[derive(Default)]
-pub(crate) struct Kms {
-    state: Mutex<State>,
+pub(crate) struct ScriptedKms {
+    state: Mutex<KmsState>,
     released: Notify,
 }
 
 /// What it does next.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct KmsState {
     /// The KEK: ciphertexts of one cannot be read with another.
     pub(crate) kek: u8,
     pub(crate) version: u32,
@@ -56,9 +57,9 @@ pub(crate) struct State {
     pub(crate) lags: u32,
 }
 
-/// The provider of [`Kms`].
+/// The provider of [`ScriptedKms`].
 pub(crate) struct Scripted {
-    kms: Arc<Kms>,
+    kms: Arc<ScriptedKms>,
     /// From the credentials file, if there is one: the KMS takes only `good…`.
     token: Option<String>,
 }
@@ -82,21 +83,21 @@ struct Credentials {
     token: Option<PathBuf>,
 }
 
-impl Kms {
+impl ScriptedKms {
     /// A KMS of this name with version 1 of KEK 1.
     pub(crate) fn new(name: &str) -> Arc<Self> {
         let kms: Arc<Self> = Arc::default();
         kms.set(|state| (state.kek, state.version) = (1, 1));
-        lock(&ALL).insert(name.to_owned(), kms.clone());
+        ALL.lock().insert(name.to_owned(), kms.clone());
         kms
     }
 
-    pub(crate) fn set(&self, change: impl FnOnce(&mut State)) {
-        change(&mut lock(&self.state));
+    pub(crate) fn set(&self, change: impl FnOnce(&mut KmsState)) {
+        change(&mut self.state.lock());
     }
 
-    pub(crate) fn ask<T>(&self, question: impl FnOnce(&State) -> T) -> T {
-        question(&lock(&self.state))
+    pub(crate) fn ask<T>(&self, question: impl FnOnce(&KmsState) -> T) -> T {
+        question(&self.state.lock())
     }
 
     /// Whoever calls from now on waits.
@@ -120,7 +121,7 @@ impl Kms {
 
     async fn call(&self, token: Option<&str>) -> Result<(), Error> {
         let (delay, failure) = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let once = state.fails_times > 0;
             state.fails_times = state.fails_times.saturating_sub(1);
             (state.delay, state.fails.or_else(|| once.then_some(Kind::Unavailable)))
@@ -154,7 +155,7 @@ impl Provider for Scripted {
 
     async fn connect(config: &Config, files: &Files, _: Option<&Self>) -> Result<Self, Error> {
         let name = config.kek.as_ref().and_then(|kek| kek.kms.as_deref()).unwrap_or_default();
-        let kms = lock(&ALL).get(name).cloned();
+        let kms = ALL.lock().get(name).cloned();
         let kms = kms.ok_or_else(|| Error::new(Kind::Unavailable, "no such KMS"))?;
         kms.set(|state| state.connects += 1);
         let token = match Self::files(config).first() {
@@ -169,7 +170,7 @@ impl Provider for Scripted {
         self.kms.set(|state| state.describes += 1);
         self.kms.call(self.token.as_deref()).await?;
         let (kek, version) = self.kms.ask(|state| (state.kek, state.version));
-        self.kms.set(State::look);
+        self.kms.set(KmsState::look);
         KeyId::new(&format!("{kek}/{version}"))
     }
 
@@ -227,7 +228,7 @@ impl Provider for Scripted {
     }
 }
 
-impl State {
+impl KmsState {
     /// Whoever has been asked for a new version gets on with it.
     fn look(&mut self) {
         if self.rotations > 0 && self.version <= self.rotations {
@@ -280,8 +281,4 @@ pub(crate) fn memory_at(address: *const u8, len: usize) -> Vec<u8> {
 
 fn mask(key_id: &KeyId) -> u8 {
     key_id.as_str().bytes().fold(0x5a, |mask, b| mask ^ b)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

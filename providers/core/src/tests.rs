@@ -18,7 +18,7 @@ use crate::process::app::App;
 use crate::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use crate::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};
 use crate::provider::supervisor::Supervisor;
-use crate::testing::{Kms, Scripted};
+use crate::testing::{Scripted, ScriptedKms};
 use crate::{Endpoint, Kind, Source, Watcher, config};
 
 /// Nothing here takes longer, however busy the machine is.
@@ -123,7 +123,7 @@ fn code<T: std::fmt::Debug>(result: Result<T, tonic::Status>) -> Code {
 
 #[tokio::test]
 async fn a_key_serves_only_after_its_first_proof() {
-    let kms = Kms::new("first-proof");
+    let kms = ScriptedKms::new("first-proof");
     kms.set(|state| state.fails = Some(Kind::Denied));
     let mut process = Process::new();
     process.apply(json!([process.key(1, "first-proof")])).await.unwrap();
@@ -139,7 +139,7 @@ async fn a_key_serves_only_after_its_first_proof() {
 
 #[tokio::test]
 async fn rotation_at_the_kms_moves_key_id_and_never_back() {
-    let kms = Kms::new("rotation");
+    let kms = ScriptedKms::new("rotation");
     let mut process = Process::new();
     process.apply(json!([process.key(1, "rotation")])).await.unwrap();
     process.until_healthy(1).await;
@@ -162,7 +162,7 @@ async fn rotation_at_the_kms_moves_key_id_and_never_back() {
 
 #[tokio::test]
 async fn an_unpinned_version_is_announced_before_it_is_used() {
-    let kms = Kms::new("unpinned");
+    let kms = ScriptedKms::new("unpinned");
     let process = Process::calm("unpinned").await;
     kms.set(|state| state.wraps_with = Some(2));
     // No probe has seen the new version: the call that meets it is the first to know.
@@ -173,7 +173,7 @@ async fn an_unpinned_version_is_announced_before_it_is_used() {
 
 #[tokio::test]
 async fn what_cannot_be_unwrapped_is_never_answered() {
-    let kms = Kms::new("lies");
+    let kms = ScriptedKms::new("lies");
     let mut process = Process::new();
     process.apply(json!([process.key(1, "lies")])).await.unwrap();
     process.until_healthy(1).await;
@@ -186,7 +186,7 @@ async fn what_cannot_be_unwrapped_is_never_answered() {
 
 #[tokio::test]
 async fn passing_faults_are_retried_within_the_callers_time() {
-    let kms = Kms::new("retries");
+    let kms = ScriptedKms::new("retries");
     let process = Process::calm("retries").await;
     let sealed = process.encrypt(1).await.unwrap();
     kms.set(|state| state.fails_times = 2);
@@ -201,7 +201,7 @@ async fn passing_faults_are_retried_within_the_callers_time() {
 #[tokio::test]
 async fn equal_decrypts_at_the_same_time_reach_the_kms_once() {
     const CALLERS: usize = 20;
-    let kms = Kms::new("equal");
+    let kms = ScriptedKms::new("equal");
     let process = Process::calm("equal").await;
     let sealed = process.encrypt(1).await.unwrap();
     let before = kms.ask(|state| state.decrypts);
@@ -230,7 +230,7 @@ async fn equal_decrypts_at_the_same_time_reach_the_kms_once() {
 
 #[tokio::test]
 async fn a_passing_outage_coasts_and_heals_by_itself() {
-    let kms = Kms::new("outage");
+    let kms = ScriptedKms::new("outage");
     let mut process = Process::new();
     process.apply(json!([process.key(1, "outage")])).await.unwrap();
     process.until_healthy(1).await;
@@ -244,7 +244,7 @@ async fn a_passing_outage_coasts_and_heals_by_itself() {
 
 #[tokio::test]
 async fn a_key_with_a_foreign_canary_is_not_served() {
-    let kms = Kms::new("canary");
+    let kms = ScriptedKms::new("canary");
     let mut process = Process::new();
     process.apply(json!([process.key(1, "canary")])).await.unwrap();
     process.until_healthy(1).await;
@@ -278,7 +278,7 @@ async fn a_key_with_a_foreign_canary_is_not_served() {
 
 #[tokio::test]
 async fn new_credentials_take_over_and_bad_ones_never_do() {
-    let kms = Kms::new("credentials");
+    let kms = ScriptedKms::new("credentials");
     let mut process = Process::new();
     let token = process.path("token");
     std::fs::write(&token, "good-1").unwrap();
@@ -307,7 +307,7 @@ async fn new_credentials_take_over_and_bad_ones_never_do() {
 
 #[tokio::test]
 async fn settings_that_name_a_file_which_is_not_there_yet_wait_for_it() {
-    let kms = Kms::new("late-file");
+    let kms = ScriptedKms::new("late-file");
     let mut process = Process::new();
     process.apply(json!([process.key(1, "late-file")])).await.unwrap();
     process.until_healthy(1).await;
@@ -326,7 +326,7 @@ async fn settings_that_name_a_file_which_is_not_there_yet_wait_for_it() {
 
 #[tokio::test]
 async fn a_key_that_was_made_anew_at_the_kms_is_never_announced() {
-    let kms = Kms::new("anew");
+    let kms = ScriptedKms::new("anew");
     let mut process = Process::new();
     process.apply(json!([process.key(1, "anew")])).await.unwrap();
     process.until_healthy(1).await;
@@ -338,8 +338,8 @@ async fn a_key_that_was_made_anew_at_the_kms_is_never_announced() {
 
 #[tokio::test]
 async fn keys_come_and_go_while_the_others_serve() {
-    Kms::new("stays");
-    let sick = Kms::new("sick");
+    ScriptedKms::new("stays");
+    let sick = ScriptedKms::new("sick");
     sick.set(|state| state.delay = Duration::from_secs(60));
     let mut process = Process::new();
     process.apply(json!([process.key(1, "stays")])).await.unwrap();
@@ -357,8 +357,8 @@ async fn keys_come_and_go_while_the_others_serve() {
 
 #[tokio::test]
 async fn another_kek_under_a_used_number_is_refused_whole() {
-    Kms::new("kek-a");
-    Kms::new("kek-b");
+    ScriptedKms::new("kek-a");
+    ScriptedKms::new("kek-b");
     let mut process = Process::new();
     process.apply(json!([process.key(1, "kek-a")])).await.unwrap();
     process.until_healthy(1).await;
@@ -371,7 +371,7 @@ async fn another_kek_under_a_used_number_is_refused_whole() {
 
 #[tokio::test]
 async fn a_kek_that_never_worked_may_be_mended() {
-    Kms::new("mended");
+    ScriptedKms::new("mended");
     let mut process = Process::new();
     process.apply(json!([process.key(1, "misspelt")])).await.unwrap();
     process.until(1, Result::is_err).await;
@@ -381,7 +381,7 @@ async fn a_kek_that_never_worked_may_be_mended() {
 
 #[tokio::test]
 async fn stopping_lets_open_requests_finish() {
-    let kms = Kms::new("drain");
+    let kms = ScriptedKms::new("drain");
     let process = Process::calm("drain").await;
     let sealed = process.encrypt(1).await.unwrap();
     let sent = kms.ask(|state| state.decrypts);

@@ -8,12 +8,12 @@ use sidekey_core::certificate::identity;
 use sidekey_core::config::fields::{
     RawProbe, address, duration, endpoint, number, plain, server_uids,
 };
-use sidekey_core::config::{KeyNumber, Problems, ProcessOptions, parse_duration, read};
+use sidekey_core::config::{KeyNumber, KeyRole, Problems, ProcessOptions, parse_duration, read};
 use sidekey_core::{Canary, NO_FINGERPRINT};
 
 use super::{
-    Address, AdminTls, CacheOptions, ClientTls, ListenerSpec, Mode, Role, RoutedKeySpec,
-    ShimConfig, UpstreamSpec,
+    Address, AdminTls, CacheOptions, ClientTls, ListenerSpec, Mode, RoutedKeySpec, ShimConfig,
+    UpstreamSpec,
 };
 use crate::tls::TlsFiles;
 
@@ -74,7 +74,7 @@ struct RawRoutedKey {
     id: Option<Value>,
     /// Of the common schema; the shim names no provider and does not look at it.
     r#type: Option<Value>,
-    role: Option<Role>,
+    role: Option<KeyRole>,
     endpoints: Option<Vec<String>>,
     fingerprint: Option<String>,
     kek: Option<Value>,
@@ -84,14 +84,15 @@ struct RawRoutedKey {
     server_uids: Option<Vec<u32>>,
 }
 
-/// Checks a whole document; `Err` lists every mistake in it.
-pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
+/// Checks a whole document; `Err` lists every mistake in it. `default_uids` are the `serverUids` of
+/// keys that name none.
+pub fn parse(document: &Value, default_uids: &[u32]) -> Result<ShimConfig, Problems> {
     let mut problems = Problems::default();
     let problems = &mut problems;
     let (mut options, rest) = ProcessOptions::take(document, problems);
     let raw: RawShimConfig = read(&rest, problems).unwrap_or_default();
     let mode = raw.mode.unwrap_or_default();
-    let keys = keys(&raw, problems);
+    let keys = keys(&raw, default_uids, problems);
     let listeners = listeners(&raw, &keys, mode, problems);
     check_roles(&keys, mode, problems);
     let mut probe = sidekey_core::config::fields::probe(raw.probe.unwrap_or_default(), problems);
@@ -100,7 +101,7 @@ pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
     }
     let set = document.pointer("/probe/interval").is_some_and(|value| !value.is_null());
     let probe_interval = set.then_some(probe.interval);
-    let writer = keys.iter().find(|key| key.role == Role::Write);
+    let writer = keys.iter().find(|key| key.role == KeyRole::Write);
     probe.interval = writer.map_or(probe.interval, |writer| writer.interval(probe_interval));
     options.warnings.extend(probe.raise_coast());
     let config = ShimConfig {
@@ -117,7 +118,7 @@ pub fn parse(document: &Value) -> Result<ShimConfig, Problems> {
     std::mem::take(problems).into_result(Some(config))
 }
 
-fn keys(raw: &RawShimConfig, problems: &mut Problems) -> Vec<RoutedKeySpec> {
+fn keys(raw: &RawShimConfig, default_uids: &[u32], problems: &mut Problems) -> Vec<RoutedKeySpec> {
     let Some(list) = problems.require("keys", &raw.keys) else { return Vec::new() };
     if list.len() > MAX_KEYS {
         problems.add("keys", &format!("has {} keys, at most {MAX_KEYS}", list.len()));
@@ -127,7 +128,10 @@ fn keys(raw: &RawShimConfig, problems: &mut Problems) -> Vec<RoutedKeySpec> {
         let Some(entry) = entry else { continue };
         let path = format!("keys[{index}]");
         let key = problems.within(&path, |problems| key(entry, raw.tls.as_ref(), problems));
-        let Some(key) = key else { continue };
+        let Some(mut key) = key else { continue };
+        if entry.server_uids.is_none() {
+            key.upstream.server_uids = default_uids.to_vec();
+        }
         if let Some(other) = keys.iter().position(|other| other.id == key.id) {
             let text = format!("{} is the id of keys[{other}] too", key.id);
             problems.add(&format!("{path}.id"), &text);
@@ -156,10 +160,7 @@ fn key(
     if raw.endpoints.as_ref().is_some_and(Vec::is_empty) {
         problems.add("endpoints", "is empty: give at least one");
     }
-    let canary = match &raw.canary {
-        None | Some(Value::Null) => None,
-        Some(value) => problems.within("canary", |problems| Canary::parse(value, problems)),
-    };
+    let canary = Canary::field(raw.canary.as_ref(), problems);
     let https = endpoints.iter().any(|endpoint| matches!(endpoint, Address::Https { .. }));
     let tls = https.then(|| client_tls(raw.tls.as_ref(), tls, problems)).flatten();
     let server_uids = server_uids(raw.server_uids.as_deref(), problems);
@@ -212,13 +213,10 @@ fn listeners(
     problems: &mut Problems,
 ) -> Vec<ListenerSpec> {
     let known = |path: &str, value: &Value, problems: &mut Problems| {
-        let id = problems.within("", |problems| match plain(value).parse() {
-            Ok(id) => Some(KeyNumber(id)),
-            Err(_) => {
-                problems.add(path, &format!("{value} is no key number"));
-                None
-            }
-        })?;
+        let Ok(id) = plain(value).parse().map(KeyNumber) else {
+            problems.add(path, &format!("{value} is no key number"));
+            return None;
+        };
         if !keys.iter().any(|key| key.id == id) {
             problems.add(path, &format!("key {id} is not in keys"));
         }
@@ -253,8 +251,11 @@ fn listeners(
 }
 
 fn check_roles(keys: &[RoutedKeySpec], mode: Mode, problems: &mut Problems) {
-    let writers: Vec<String> =
-        keys.iter().filter(|key| key.role == Role::Write).map(|key| key.id.to_string()).collect();
+    let writers: Vec<String> = keys
+        .iter()
+        .filter(|key| key.role == KeyRole::Write)
+        .map(|key| key.id.to_string())
+        .collect();
     match writers.len() {
         1 => {}
         0 => problems.add("keys", "no key has the role write: exactly one must"),

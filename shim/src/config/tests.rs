@@ -20,7 +20,7 @@ keys:
 "#;
 
 fn paths(text: &str) -> Vec<String> {
-    match document(text).and_then(|document| parse(&document)) {
+    match document(text).and_then(|document| parse(&document, &[])) {
         Ok(_) => Vec::new(),
         Err(problems) => problems.iter().map(|problem| problem.path.clone()).collect(),
     }
@@ -28,7 +28,7 @@ fn paths(text: &str) -> Vec<String> {
 
 #[test]
 fn the_contract_is_read_as_it_stands() {
-    let config = parse(&document(CONTRACT).unwrap()).unwrap();
+    let config = parse(&document(CONTRACT).unwrap(), &[]).unwrap();
     assert_eq!(config.writer().unwrap().id, KeyNumber(2));
     assert_eq!(config.listeners.len(), 2);
     assert_eq!(config.listeners[1].legacy, Some(KeyNumber(1)));
@@ -44,7 +44,7 @@ fn what_a_provider_says_of_the_write_key_arrives_in_four_seconds() {
         };
         let keys = format!("[{}, {}]", key(2, "write"), key(1, "read"));
         let text = format!("listen: /a.sock\nprobe: {{{probe}}}\nkeys: {keys}");
-        let config = parse(&document(&text).unwrap()).unwrap();
+        let config = parse(&document(&text).unwrap(), &[]).unwrap();
         let intervals: Vec<_> =
             config.keys.iter().map(|key| config.probing(key).interval).collect();
         (intervals[0], intervals[1])
@@ -61,10 +61,10 @@ fn what_a_provider_says_of_the_write_key_arrives_in_four_seconds() {
 #[test]
 fn a_coast_that_is_too_short_for_the_probes_is_raised_with_a_warning() {
     let text = format!("{CONTRACT}\nprobe: {{timeout: 2s}}\ncoast: 3s");
-    let config = parse(&document(&text).unwrap()).unwrap();
+    let config = parse(&document(&text).unwrap(), &[]).unwrap();
     assert!(config.probe.coast > Duration::from_secs(10), "{:?}", config.probe.coast);
     assert_eq!(config.options.warnings.len(), 1, "{:?}", config.options.warnings);
-    assert!(parse(&document(CONTRACT).unwrap()).unwrap().options.warnings.is_empty());
+    assert!(parse(&document(CONTRACT).unwrap(), &[]).unwrap().options.warnings.is_empty());
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_fingerprint_follows_the_kek_and_not_the_order_of_its_fields() {
         let text = format!(
             "listen: /a.sock\nkeys: [{{id: 1, role: write, endpoints: [/b.sock], kek: {kek}}}]"
         );
-        parse(&document(&text).unwrap()).unwrap().keys[0].upstream.fingerprint.clone()
+        parse(&document(&text).unwrap(), &[]).unwrap().keys[0].upstream.fingerprint.clone()
     };
     assert_eq!(fingerprint("{a: 1, b: 2}"), fingerprint("{b: 2, a: 1}"));
     assert_ne!(fingerprint("{a: 1}"), fingerprint("{a: 2}"));
@@ -139,7 +139,7 @@ resources:
 "#;
     let mut made = from_encryption_configuration(document(text).unwrap()).unwrap();
     made["listen"] = "/run/kms.sock".into();
-    let config = parse(&made).unwrap();
+    let config = parse(&made, &[]).unwrap();
     assert_eq!(config.writer().unwrap().id, KeyNumber(2));
     assert_eq!(config.keys.len(), 2);
     let disagreeing = text.replacen("2_configmaps", "1_configmaps", 1).replacen(
@@ -155,9 +155,9 @@ resources:
 fn server_uids_are_numbers_of_users_and_mean_unix_sockets() {
     let of = |rest: &str| format!("{{listen: /a.sock, keys: [{{id: 1, role: write, {rest}}}]}}");
     let config =
-        parse(&document(&of("endpoints: [/k.sock], serverUids: [7, 0]")).unwrap()).unwrap();
+        parse(&document(&of("endpoints: [/k.sock], serverUids: [7, 0]")).unwrap(), &[]).unwrap();
     assert_eq!(config.keys[0].upstream.server_uids, [7, 0]);
-    let config = parse(&document(&of("endpoints: [/k.sock]")).unwrap()).unwrap();
+    let config = parse(&document(&of("endpoints: [/k.sock]")).unwrap(), &[]).unwrap();
     assert!(config.keys[0].upstream.server_uids.is_empty());
     assert_eq!(paths(&of("endpoints: [/k.sock], serverUids: []")), ["keys[0].serverUids"]);
     assert_eq!(paths(&of("endpoints: [/k.sock], serverUids: [root]")), ["keys[0].serverUids[0]"]);

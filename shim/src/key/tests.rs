@@ -19,7 +19,7 @@ fn key(external: bool) -> Arc<RoutedKey> {
         server_uids: Vec::new(),
         external,
     };
-    let (upstream, duty) = (Upstream::new(Vec::new()), (Role::Write, options));
+    let (upstream, duty) = (Upstream::new(Vec::new()), (KeyRole::Write, options));
     let none = Inherited::default();
     RoutedKey::new(KeyNumber(1), spec, upstream, Mode::Route, duty, none, Arc::default())
 }
@@ -37,8 +37,8 @@ async fn a_key_id_is_announced_when_what_was_written_under_it_is_on_disk_and_not
     let contents = Contents { document: json!({}), path: Some(path.clone()), ..Default::default() };
     key.store.replace(contents).await;
     // In use, as far as that goes without an endpoint.
-    let options = lock(&key.duty).1;
-    key.watch(Role::Write, options);
+    let options = key.duty.lock().1;
+    key.watch(KeyRole::Write, options);
     let sample = Canary::new(sealed("sample"), &Secret::new(vec![7; 32]));
     let sample = Memory::written(&sample, None, true);
 

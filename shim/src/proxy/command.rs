@@ -14,7 +14,7 @@ use sidekey_core::{
 };
 
 use super::Proxy;
-use super::config::Config;
+use super::config::ProxyConfig;
 use super::probe::{Probe, probe};
 
 const EXAMPLES: &str = "\
@@ -102,7 +102,7 @@ pub fn run() -> ExitCode {
 
 fn check(path: &Path, output: Output) -> ExitCode {
     let checked = read_file(path)
-        .and_then(|document| Config::parse(&document))
+        .and_then(|document| ProxyConfig::parse(&document))
         .and_then(|config| config.check_files());
     let problems = match checked {
         // The proxy would start all the same, so that it can be mended while it runs.
@@ -125,24 +125,28 @@ impl ProxyFlags {
 
 impl Program for ProxyProgram {
     const NAME: &'static str = "proxy";
-    type Config = Config;
+    type Config = ProxyConfig;
     type App = Proxy;
 
-    fn parse(&self, mut document: Value) -> Result<Config, Problems> {
+    fn parse(&self, mut document: Value) -> Result<ProxyConfig, Problems> {
         self.0.process.lay_over(&mut document);
         let uids = Some(self.0.server_uids.clone()).filter(|uids| !uids.is_empty());
         overlay(&mut document, &["serverUids"], uids);
-        Config::parse(&document)
+        ProxyConfig::parse(&document)
     }
 
-    fn prepare(&self, config: &Config) -> Result<(), Error> {
+    fn prepare(&self, config: &ProxyConfig) -> Result<(), Error> {
         let path = self.0.config.as_deref().unwrap_or_else(|| Path::new("the command line"));
         config.check_files().map(|_| ()).map_err(|problems| {
             Error::new(Kind::Invalid, mistakes(&path.display().to_string(), &problems))
         })
     }
 
-    async fn start(&mut self, config: &Config, surroundings: Surroundings) -> Result<Proxy, Error> {
+    async fn start(
+        &mut self,
+        config: &ProxyConfig,
+        surroundings: Surroundings,
+    ) -> Result<Proxy, Error> {
         Proxy::start(config.clone(), &surroundings.source, &surroundings.watcher).await
     }
 }

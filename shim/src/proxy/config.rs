@@ -21,7 +21,7 @@ const MAX_CLIENTS: usize = 1000;
 
 /// Everything that the proxy needs to run.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ProxyConfig {
     /// What every process has.
     pub options: ProcessOptions,
     /// Where clients connect.
@@ -81,7 +81,7 @@ struct RawClient {
     allow: Option<Vec<Option<Operation>>>,
 }
 
-impl Config {
+impl ProxyConfig {
     /// Checks a whole document; `Err` lists every mistake in it.
     pub fn parse(document: &Value) -> Result<Self, Problems> {
         let mut problems = Problems::default();
@@ -113,7 +113,7 @@ impl Config {
     }
 }
 
-impl Configuration for Config {
+impl Configuration for ProxyConfig {
     fn options(&mut self) -> &mut ProcessOptions {
         &mut self.options
     }
@@ -226,9 +226,9 @@ mod tests {
 
     use super::*;
 
-    fn parse(text: &str) -> Result<Config, String> {
+    fn parse(text: &str) -> Result<ProxyConfig, String> {
         let document = sidekey_core::config::document(text).unwrap();
-        Config::parse(&document).map_err(|problems| problems.to_string())
+        ProxyConfig::parse(&document).map_err(|problems| problems.to_string())
     }
 
     const SOUND: &str = "

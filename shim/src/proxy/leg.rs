@@ -8,7 +8,7 @@ use sidekey_core::proto::v2::key_management_service_client::KeyManagementService
 use sidekey_core::proto::v2::{EncryptRequest, StatusRequest};
 use sidekey_core::{Call, Error, Kind, Sealed, Secret};
 use tokio::time::Instant;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::Shared;
 use super::plugin::PluginFailure;
@@ -20,7 +20,7 @@ pub(super) struct PluginLeg {
     pub(super) names: Option<Vec<String>>,
 }
 
-impl PluginLeg {
+impl Shared {
     async fn ask<M, A, F>(
         &self,
         message: M,
@@ -36,12 +36,12 @@ impl PluginLeg {
             request.set_timeout(deadline.saturating_duration_since(Instant::now()));
             send(client, request)
         };
-        let plugin = self.shared.plugin.load_full();
+        let plugin = self.plugin.load_full();
         plugin.call(deadline, asking).await.map_err(|failure| match failure {
             PluginFailure::Answer(status) => RequestError::Passed(status),
             PluginFailure::Way(reason, error) => {
-                self.shared.metrics.socket_error(reason);
-                RequestError::Unreached(error)
+                self.metrics.socket_error(reason);
+                RequestError::Unreached(Arc::new(error))
             }
         })
     }
@@ -64,17 +64,35 @@ impl Kms for PluginLeg {
         self.names.as_ref().map(|names| names.join(", "))
     }
 
-    /// A sick plugin may well have no key_id: what it says is for the client to judge.
+    /// A sick plugin may well have no key_id: what it says is for the client to judge. However many
+    /// ask at once, the plugin is asked once: for some Status costs a call of their KMS.
     async fn status(&self, deadline: Instant) -> Result<StatusReport, RequestError> {
-        let asking = self.ask(StatusRequest {}, deadline, |mut client, request| async move {
-            client.status(request).await
-        });
-        Ok(StatusReport::passed_on(asking.await?))
+        let start = |_| {
+            let shared = self.shared.clone();
+            async move {
+                let asking =
+                    shared.ask(StatusRequest {}, deadline, |mut client, request| async move {
+                        client.status(request).await
+                    });
+                asking.await.map(StatusReport::passed_on)
+            }
+        };
+        // Whoever has more time than the first had asks again.
+        let short = |answer: &Result<_, RequestError>| match answer {
+            Err(RequestError::Passed(status)) => status.code() == Code::DeadlineExceeded,
+            Err(RequestError::Unreached(error)) => error.kind() == Kind::Timeout,
+            _ => false,
+        };
+        let flights = &self.shared.status_flights;
+        match flights.join_until(deadline, &Arc::new(()), start, short).await {
+            Some(landed) => landed.answer,
+            None => Err(RequestError::Unreached(Arc::new(self.shared.plugin.load().out_of_time()))),
+        }
     }
 
     async fn encrypt(&self, plaintext: Secret, call: &Call<'_>) -> Result<Sealed, RequestError> {
         let request = EncryptRequest { plaintext: plaintext.to_bytes(), uid: call.uid.to_owned() };
-        let asking = self.ask(request, call.deadline, |mut client, request| async move {
+        let asking = self.shared.ask(request, call.deadline, |mut client, request| async move {
             client.encrypt(request).await
         });
         let sealed = Sealed::try_from(asking.await?.into_inner());
@@ -85,10 +103,11 @@ impl Kms for PluginLeg {
     }
 
     async fn decrypt(&self, sealed: Sealed, call: &Call<'_>) -> Result<Secret, RequestError> {
-        let asking =
-            self.ask(sealed.request(call.uid), call.deadline, |mut client, request| async move {
-                client.decrypt(request).await
-            });
+        let asking = self.shared.ask(
+            sealed.request(call.uid),
+            call.deadline,
+            |mut client, request| async move { client.decrypt(request).await },
+        );
         Ok(Secret::received(asking.await?.into_inner().plaintext))
     }
 }

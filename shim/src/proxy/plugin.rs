@@ -1,10 +1,10 @@
 //! The way to the plugin: one connection, made when it is needed and made anew when it broke.
 
 use std::io::ErrorKind;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use http::Uri;
+use parking_lot::Mutex;
 use sidekey_core::client::{self, Connection};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::{Endpoint, Error, Kind};
@@ -58,19 +58,9 @@ pub(super) enum SocketError {
     Timeout,
 }
 
-impl SocketError {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Connect, Self::Denied, Self::Handshake, Self::Broken, Self::Timeout];
-
-    pub(super) fn label(self) -> &'static str {
-        match self {
-            Self::Connect => "connect",
-            Self::Denied => "denied",
-            Self::Handshake => "handshake",
-            Self::Broken => "broken",
-            Self::Timeout => "timeout",
-        }
-    }
+sidekey_core::labels! {
+    pub(super) SocketError: Connect = "connect", Denied = "denied", Handshake = "handshake",
+    Broken = "broken", Timeout = "timeout",
 }
 
 impl Plugin {
@@ -90,7 +80,7 @@ impl Plugin {
 
     /// Why there was no connection when one was last tried.
     pub(super) fn trouble(&self) -> Option<ConnectTrouble> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.trouble.lock().clone()
     }
 
     /// Makes one call. A call that fails because the connection broke is made once more on a new
@@ -122,12 +112,17 @@ impl Plugin {
                 // Whoever hangs may have been replaced by somebody who listens on the same path.
                 // A caller in a hurry says nothing about that.
                 if began.elapsed() >= HUNG {
-                    *self.current.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                    *self.current.lock() = None;
                 }
-                let text = format!("the plugin at {} did not answer in time", self.endpoint);
-                Err(PluginFailure::Way(SocketError::Timeout, Error::new(Kind::Timeout, text)))
+                Err(PluginFailure::Way(SocketError::Timeout, self.out_of_time()))
             }
         }
+    }
+
+    /// What a caller is told whose time is up.
+    pub(super) fn out_of_time(&self) -> Error {
+        let text = format!("the plugin at {} did not answer in time", self.endpoint);
+        Error::new(Kind::Timeout, text)
     }
 
     /// Connects once, to see whether it can be done.
@@ -158,7 +153,7 @@ impl Plugin {
     }
 
     fn current(&self) -> Option<Open> {
-        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.current.lock();
         current.as_ref().filter(|open| !open.connection.is_closed()).cloned()
     }
 
@@ -174,7 +169,7 @@ impl Plugin {
         let result = self.connect().await;
         self.note(result.as_ref().err());
         let open = result?;
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(open.clone());
+        *self.current.lock() = Some(open.clone());
         Ok(open)
     }
 
@@ -204,7 +199,7 @@ impl Plugin {
     }
 
     fn note(&self, failure: Option<&PluginFailure>) {
-        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trouble = self.trouble.lock();
         *trouble = failure.map(|failure| ConnectTrouble {
             since: trouble.as_ref().map_or_else(SystemTime::now, |trouble| trouble.since),
             error: failure.text(),

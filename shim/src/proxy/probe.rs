@@ -9,11 +9,13 @@ use http::Uri;
 use serde_json::json;
 use sidekey_core::config::parse_duration;
 use sidekey_core::proto::v2::StatusRequest;
-use sidekey_core::{Answer, Error, KeyId, Kind, Output, client, mistakes, read_file};
+use sidekey_core::{
+    Answer, Error, Kind, Output, answer, client, healthy_key_id, mistakes, read_file,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::config::Config;
+use super::config::ProxyConfig;
 use crate::tls::{Identity, TlsFiles};
 
 const EXAMPLES: &str = "\
@@ -61,10 +63,6 @@ pub(super) struct Probe {
 /// Asks, and gives the answer.
 pub(super) fn probe(probe: Probe) -> Result<Answer, Error> {
     let limit = probe.timeout;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Error::new(Kind::Bug, "cannot start the runtime").with_source(error))?;
     let asking = async {
         match (&probe.endpoint, &probe.config) {
             (Some(url), _) => as_client(&probe, url).await,
@@ -72,7 +70,7 @@ pub(super) fn probe(probe: Probe) -> Result<Answer, Error> {
             (None, None) => Err(Error::new(Kind::Invalid, "give --config or --endpoint")),
         }
     };
-    runtime.block_on(async {
+    answer(async {
         tokio::time::timeout(limit, asking)
             .await
             .unwrap_or_else(|_| Err(Error::new(Kind::Timeout, format!("no answer in {limit:?}"))))
@@ -81,7 +79,7 @@ pub(super) fn probe(probe: Probe) -> Result<Answer, Error> {
 
 async fn of_config(path: &std::path::Path, healthy: bool) -> Result<Answer, Error> {
     let config =
-        read_file(path).and_then(|document| Config::parse(&document)).map_err(|problems| {
+        read_file(path).and_then(|document| ProxyConfig::parse(&document)).map_err(|problems| {
             Error::new(Kind::Invalid, mistakes(&path.display().to_string(), &problems))
         })?;
     if healthy {
@@ -102,16 +100,16 @@ async fn health(address: SocketAddr) -> Result<Answer, Error> {
     let address = reachable(address);
     let mut stream = connect(address).await?;
     let request = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    let mut answer = String::new();
+    let mut text = String::new();
     let talk = async {
         stream.write_all(request.as_bytes()).await?;
-        stream.take(64 * 1024).read_to_string(&mut answer).await
+        stream.take(64 * 1024).read_to_string(&mut text).await
     };
     talk.await.map_err(|error| {
         Error::new(Kind::Unavailable, format!("{address} does not answer")).with_source(error)
     })?;
-    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).trim();
-    if answer.starts_with("HTTP/1.1 200 ") {
+    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body).trim();
+    if text.starts_with("HTTP/1.1 200 ") {
         let text = format!("{address} is healthy");
         return Ok(Answer { json: json!({"listens": true, "healthy": true}), text });
     }
@@ -149,11 +147,7 @@ async fn as_client(probe: &Probe, url: &str) -> Result<Answer, Error> {
             None => error,
         }
     })?;
-    let status = status.into_inner();
-    let key_id_hash = KeyId::new(&status.key_id)?.hash();
-    if status.healthz != "ok" {
-        return Err(Error::new(Kind::Unavailable, format!("healthz is {:?}", status.healthz)));
-    }
+    let key_id_hash = healthy_key_id(&status.into_inner())?.hash();
     let json = json!({
         "listens": true, "healthy": true, "key_id_hash": key_id_hash, "key_exchange": group
     });

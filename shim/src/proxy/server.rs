@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::Shared;
 use super::leg::PluginLeg;
 use super::metrics::Rejection;
-use crate::tls::{Identity, Peer, Protocol};
+use crate::tls::{Identity, Protocol, TlsPeer};
 
 /// A trusted client that is not on the list gets this long to learn so.
 const STRANGER: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ impl Visit {
     }
 
     /// Serves a client that has shown who it is.
-    async fn host<T>(&self, stream: T, seat: Option<Seat>, trust: Option<(Arc<Identity>, Peer)>)
+    async fn host<T>(&self, stream: T, seat: Option<Seat>, trust: Option<(Arc<Identity>, TlsPeer)>)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {

@@ -33,31 +33,12 @@ pub struct Refusal {
     pub error: Error,
 }
 
+sidekey_core::labels! {
+    pub Reason: NoCertificate = "no_certificate", Untrusted = "untrusted", Expired = "expired",
+    Name = "name", Protocol = "protocol", Closed = "closed", Timeout = "timeout",
+}
+
 impl Reason {
-    /// Every reason, for metrics that must exist before the first refusal.
-    pub const ALL: [Self; 7] = [
-        Self::NoCertificate,
-        Self::Untrusted,
-        Self::Expired,
-        Self::Name,
-        Self::Protocol,
-        Self::Closed,
-        Self::Timeout,
-    ];
-
-    /// The label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::NoCertificate => "no_certificate",
-            Self::Untrusted => "untrusted",
-            Self::Expired => "expired",
-            Self::Name => "name",
-            Self::Protocol => "protocol",
-            Self::Closed => "closed",
-            Self::Timeout => "timeout",
-        }
-    }
-
     fn of(error: &rustls::Error) -> Self {
         use CertificateError as Bad;
         match error {

@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject;
 use super::*;
 
 /// An identity, and a client whose certificate lasts until the year 4096.
-fn acquainted(directory: &Path) -> (Arc<Identity>, Peer) {
+fn acquainted(directory: &Path) -> (Arc<Identity>, TlsPeer) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().unwrap();
@@ -32,7 +32,7 @@ fn acquainted(directory: &Path) -> (Arc<Identity>, Peer) {
         key: file("tls.key", &key.serialize_pem()),
     };
     let chain = vec![CertificateDer::from_pem_slice(certificate.pem().as_bytes()).unwrap()];
-    (Identity::load(files).unwrap(), Peer::of(chain).unwrap())
+    (Identity::load(files).unwrap(), TlsPeer::of(chain).unwrap())
 }
 
 #[tokio::test(start_paused = true)]

@@ -22,7 +22,7 @@ use sidekey_core::client::Connection;
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::proto::v2::{DecryptRequest, EncryptRequest, StatusRequest};
 use sidekey_core::{Error, Watcher, client};
-use sidekey_shim::proxy::{Config, Proxy};
+use sidekey_shim::proxy::{Proxy, ProxyConfig};
 use sidekey_shim::tls::{Identity, TlsFiles};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -164,7 +164,7 @@ impl World {
     }
 
     pub async fn proxy_of(&self, document: &Value) -> Proxy {
-        let config = Config::parse(document).unwrap();
+        let config = ProxyConfig::parse(document).unwrap();
         Proxy::start(config, "test", &self.watcher).await.unwrap()
     }
 }

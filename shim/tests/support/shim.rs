@@ -28,7 +28,12 @@ pub struct Shim {
 impl Shim {
     /// Starts one with these keys, and waits until it listens.
     pub async fn start(directory: &Path, document: &Value) -> Self {
-        let mut shim = Self { child: spawn(directory, document), directory: directory.to_owned() };
+        Self::with_flags(directory, document, &[]).await
+    }
+
+    pub async fn with_flags(directory: &Path, document: &Value, flags: &[&str]) -> Self {
+        let child = spawn(directory, document, flags);
+        let mut shim = Self { child, directory: directory.to_owned() };
         shim.listens().await;
         shim
     }
@@ -37,7 +42,7 @@ impl Shim {
     pub async fn restart(&mut self, document: &Value) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        self.child = spawn(&self.directory, document);
+        self.child = spawn(&self.directory, document, &[]);
         self.listens().await;
     }
 
@@ -163,12 +168,13 @@ fn write(directory: &Path, document: &Value) {
     std::fs::rename(fresh, file).unwrap();
 }
 
-fn spawn(directory: &Path, document: &Value) -> Child {
+fn spawn(directory: &Path, document: &Value, flags: &[&str]) -> Child {
     write(directory, document);
     let log = std::fs::File::create(directory.join("shim.log")).unwrap();
     Command::new(env!("CARGO_BIN_EXE_sidekey-shim"))
         .arg("--config")
         .arg(directory.join("shim.yaml"))
+        .args(flags)
         .stderr(Stdio::from(log))
         .spawn()
         .unwrap()

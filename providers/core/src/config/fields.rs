@@ -35,6 +35,8 @@ pub enum LogFormat {
     Json,
 }
 
+crate::labels! { pub LogFormat: Text = "text", Json = "json" }
+
 /// How a key's health is found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeOptions {
@@ -231,27 +233,24 @@ pub fn probe(raw: RawProbe, problems: &mut Problems) -> ProbeOptions {
 
 /// Reads a duration longer than zero; `seconds` is the default.
 pub fn duration(path: &str, text: Option<&str>, seconds: u64, problems: &mut Problems) -> Duration {
-    let default = Duration::from_secs(seconds);
-    match text.map(parse_duration) {
-        None => default,
-        Some(Ok(zero)) if zero.is_zero() => {
-            problems.add(path, "must be longer than zero");
-            default
-        }
-        Some(Ok(duration)) => duration,
-        Some(Err(error)) => {
-            problems.add(path, &error);
-            default
-        }
+    let duration = any_duration(path, text, seconds, problems);
+    if duration.is_zero() {
+        problems.add(path, "must be longer than zero");
     }
+    duration
 }
 
-/// Reads `linger`, which may be zero and is so by default.
-pub fn linger(text: Option<&str>, problems: &mut Problems) -> Duration {
-    let parsed = text.map_or(Ok(Duration::ZERO), parse_duration);
-    parsed.unwrap_or_else(|error| {
-        problems.add("linger", &error);
-        Duration::ZERO
+/// Reads a duration, which may be zero; `seconds` is the default.
+pub(super) fn any_duration(
+    path: &str,
+    text: Option<&str>,
+    seconds: u64,
+    problems: &mut Problems,
+) -> Duration {
+    let default = Duration::from_secs(seconds);
+    text.map_or(Ok(default), parse_duration).unwrap_or_else(|error| {
+        problems.add(path, &error);
+        default
     })
 }
 

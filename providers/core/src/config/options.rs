@@ -6,7 +6,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::fields::{
-    LogOptions, RawLog, RawSocket, address, duration, endpoint, linger, log, plain, socket, text,
+    LogOptions, RawLog, RawSocket, address, any_duration, duration, endpoint, log, plain, socket,
+    text,
 };
 use super::{Problems, read, redacted};
 use crate::process::AdminOptions;
@@ -81,7 +82,7 @@ impl ProcessOptions {
             socket: socket(raw.socket.unwrap_or_default(), problems),
             log: log(raw.log.unwrap_or_default(), problems),
             drain: duration("drain", raw.drain.as_deref(), 10, problems),
-            linger: linger(raw.linger.as_deref(), problems),
+            linger: any_duration("linger", raw.linger.as_deref(), 0, problems),
             file_poll: duration("filePoll", raw.file_poll.as_deref(), 10, problems),
             warnings: Vec::new(),
             shown: redacted(document),

@@ -92,12 +92,8 @@ pub fn mistakes(source: &str, problems: &Problems) -> String {
     let count = problems.iter().count();
     let plural = if count == 1 { "" } else { "s" };
     let least = if problems.is_full() { "at least " } else { "" };
-    let mut text = format!("{source} has {least}{count} mistake{plural}:");
-    for problem in problems.iter() {
-        let colon = if problem.path.is_empty() { "" } else { ": " };
-        text.push_str(&format!("\n  {}{colon}{}", problem.path, problem.message));
-    }
-    text
+    let list = problems.to_string().replace('\n', "\n  ");
+    format!("{source} has {least}{count} mistake{plural}:\n  {list}")
 }
 
 impl fmt::Display for Problems {

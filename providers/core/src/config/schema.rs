@@ -35,15 +35,17 @@ pub struct ProcessConfig {
     pub(crate) keys: Vec<KeySpec>,
 }
 
-/// What a key is for, as far as it is known: a hint for probing, and no more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+/// What a key is for. To a provider it is a hint for probing, and no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum KeyRole {
-    /// Encrypts new data.
+pub enum KeyRole {
+    /// Encrypts new data; exactly one key of a shim has this role.
     Write,
     /// Decrypts old data.
     Read,
 }
+
+crate::labels! { pub KeyRole: Write = "write", Read = "read" }
 
 /// One key as configured.
 pub(crate) struct KeySpec {
@@ -161,10 +163,7 @@ fn key<P: Provider>(fields: &BTreeMap<String, Value>, problems: &mut Problems) -
         }
         (None, None) => None,
     };
-    let canary = match &raw.canary {
-        None | Some(Value::Null) => None,
-        Some(value) => problems.within("canary", |problems| Canary::parse(value, problems)),
-    };
+    let canary = Canary::field(raw.canary.as_ref(), problems);
     let body = pick(true);
     let config: P::Config = read(&body, problems)?;
     P::check(&config, problems);

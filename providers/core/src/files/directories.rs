@@ -11,11 +11,12 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use notify::event::{AccessKind, AccessMode, EventKind, ModifyKind};
 use notify::{Config, ErrorKind, Event, RecommendedWatcher, RecursiveMode, Watcher};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Directory entries, each a directory without links in its path and a name in it.
@@ -32,12 +33,12 @@ pub(super) struct Directories {
 #[derive(Default)]
 struct WatchTable {
     next: u64,
-    subscriptions: BTreeMap<u64, Watched>,
+    subscriptions: BTreeMap<u64, WatchEntry>,
     /// What is watched under each path, by device and inode; `None` if it may be another now.
     watched: BTreeMap<PathBuf, Option<(u64, u64)>>,
 }
 
-struct Watched {
+struct WatchEntry {
     wake: Arc<Notify>,
     entries: Entries,
 }
@@ -46,7 +47,7 @@ impl Directories {
     pub(super) fn new() -> notify::Result<Self> {
         let table = Arc::new(Mutex::new(WatchTable::default()));
         let told = table.clone();
-        let handler = move |event| lock(&told).dispatch(event);
+        let handler = move |event| told.lock().dispatch(event);
         let mut watcher = RecommendedWatcher::new(handler, Config::default())?;
         // Whether its thread could be started is told by nothing but this; without it every other
         // call, and the drop too, would panic.
@@ -59,17 +60,17 @@ impl Directories {
 
     /// Takes in a new subscription that will be woken through `wake`.
     pub(super) fn join(&self, wake: Arc<Notify>) -> u64 {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let id = table.next;
         table.next += 1;
-        table.subscriptions.insert(id, Watched { wake, entries: Entries::new() });
+        table.subscriptions.insert(id, WatchEntry { wake, entries: Entries::new() });
         id
     }
 
     /// Ends a subscription, and every watch that was there for it alone.
     pub(super) fn leave(&self, id: u64) {
-        let mut watcher = lock(&self.watcher);
-        let mut table = lock(&self.table);
+        let mut watcher = self.watcher.lock();
+        let mut table = self.table.lock();
         table.subscriptions.remove(&id);
         let unused = table.take_unused();
         drop(table);
@@ -79,8 +80,8 @@ impl Directories {
     /// Watches what decides about these paths, and whether that was anything new.
     pub(super) fn watch(&self, id: u64, paths: &BTreeSet<PathBuf>) -> bool {
         let entries = entries(paths);
-        let mut watcher = lock(&self.watcher);
-        let mut table = lock(&self.table);
+        let mut watcher = self.watcher.lock();
+        let mut table = self.table.lock();
         let fresh = table.fresh(&entries);
         let mut new = false;
         if let Some(subscription) = table.subscriptions.get_mut(&id) {
@@ -96,7 +97,7 @@ impl Directories {
             match watcher.watch(&directory, RecursiveMode::NonRecursive) {
                 Ok(()) => {
                     new = true;
-                    lock(&self.table).note(id, directory, identity);
+                    self.table.lock().note(id, directory, identity);
                 }
                 Err(error) if matches!(error.kind, ErrorKind::MaxFilesWatch) => self.warn_limited(),
                 // Gone or forbidden: the poll must do.
@@ -108,7 +109,7 @@ impl Directories {
 
     #[cfg(test)]
     pub(super) fn watched(&self) -> usize {
-        lock(&self.table).watched.len()
+        self.table.lock().watched.len()
     }
 
     fn warn_limited(&self) {
@@ -179,7 +180,7 @@ impl WatchTable {
     }
 }
 
-impl Watched {
+impl WatchEntry {
     /// By name alone: a directory may be mounted twice, and events tell one of its paths.
     fn concerned(&self, event: &Event) -> bool {
         self.entries.iter().any(|(directory, name)| {
@@ -217,9 +218,4 @@ fn unwatch(watcher: &mut RecommendedWatcher, directories: &[PathBuf]) {
         // Fails if the directory is gone: then its watch is gone too.
         let _ = watcher.unwatch(directory);
     }
-}
-
-/// Every critical section leaves the value whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -37,18 +37,13 @@ impl Refused {
 }
 
 impl ConfigFile {
-    /// Watches `path`; what is there now counts as known to the caller.
-    pub(crate) fn watch(watcher: &Watcher, path: &Path) -> Self {
+    /// Watches from what is `known` on, or from what is there now.
+    pub(crate) fn watch(watcher: &Watcher, path: &Path, known: Option<Digest>) -> Self {
         let mut subscription = watcher.subscribe([path.to_owned()].into());
-        let _ = subscription.read();
-        Self { path: path.to_owned(), subscription, refused: None }
-    }
-
-    /// Watches `path`, of which the caller has read the state with this digest: a change since
-    /// then is told, too.
-    pub(crate) fn watch_since(watcher: &Watcher, path: &Path, known: Digest) -> Self {
-        let mut subscription = watcher.subscribe([path.to_owned()].into());
-        subscription.told(known);
+        match known {
+            Some(known) => subscription.told(known),
+            None => drop(subscription.read()),
+        }
         Self { path: path.to_owned(), subscription, refused: None }
     }
 
@@ -107,7 +102,7 @@ mod tests {
         let read = Files::read([path.as_path()]).unwrap();
         std::fs::write(&path, "a: 2").unwrap();
         let watcher = Watcher::new(Duration::from_secs(1));
-        let mut file = ConfigFile::watch_since(&watcher, &path, read.digest());
+        let mut file = ConfigFile::watch(&watcher, &path, Some(read.digest()));
         assert_eq!(file.next().await.unwrap()["a"], 2);
     }
 
@@ -116,7 +111,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("c.yaml");
         std::fs::write(&path, "a: 1").unwrap();
-        let mut file = ConfigFile::watch(&Watcher::new(Duration::from_secs(3600)), &path);
+        let mut file = ConfigFile::watch(&Watcher::new(Duration::from_secs(3600)), &path, None);
         file.retry_current();
         let due = file.refused.as_ref().unwrap().due;
         let mut calls = 0;
@@ -132,7 +127,7 @@ mod tests {
         let path = directory.path().join("c.yaml");
         std::fs::write(&path, "a: 1").unwrap();
         let watcher = Watcher::new(Duration::from_secs(1));
-        let mut file = ConfigFile::watch(&watcher, &path);
+        let mut file = ConfigFile::watch(&watcher, &path, None);
         std::fs::write(&path, "a: 2").unwrap();
         for _ in 0..2 {
             assert_eq!(file.next().await.unwrap()["a"], 2, "refused so far");

@@ -39,6 +39,12 @@ impl Canary {
         Self { sealed, sha256: sha256(plaintext.expose()) }
     }
 
+    /// Reads `canary` of a key, if there is one.
+    pub fn field(value: Option<&Value>, problems: &mut Problems) -> Option<Self> {
+        let value = value.filter(|value| !value.is_null())?;
+        problems.within("canary", |problems| Self::parse(value, problems))
+    }
+
     /// Reads the written form, with every mistake in it.
     pub fn parse(value: &Value, problems: &mut Problems) -> Option<Self> {
         let raw: RawCanary = read(value, problems)?;

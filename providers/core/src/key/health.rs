@@ -14,9 +14,9 @@
 //! whoever looks: a shim that asks a provider takes over the age of its proof
 //! ([`PROOF_AGE`](crate::kms::PROOF_AGE)), and the two do not add up.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::config::ProbeOptions;
@@ -28,7 +28,7 @@ const DENIED_AGAIN: Duration = Duration::from_secs(5);
 /// The health of one key.
 #[derive(Debug)]
 pub struct Health {
-    state: Mutex<State>,
+    state: Mutex<HealthState>,
 }
 
 /// What is known of a key, for `/status`.
@@ -58,7 +58,7 @@ pub struct Trouble {
 }
 
 #[derive(Debug)]
-struct State {
+struct HealthState {
     coast: Duration,
     proven: Option<(Instant, SystemTime)>,
     failing: Option<Failing>,
@@ -79,13 +79,13 @@ impl Health {
     /// A key of which nothing is known yet.
     pub fn new(options: ProbeOptions) -> Self {
         let (coast, since) = (options.coast, SystemTime::now());
-        let state = State { coast, proven: None, failing: None, last_error: None, since };
+        let state = HealthState { coast, proven: None, failing: None, last_error: None, since };
         Self { state: Mutex::new(state) }
     }
 
     /// Other times from now on.
     pub fn configure(&self, options: ProbeOptions) {
-        self.lock().coast = options.coast;
+        self.state.lock().coast = options.coast;
     }
 
     /// The key works. Returns whether that ended a failure or was the first proof.
@@ -96,7 +96,7 @@ impl Health {
     /// The key worked so long ago, as somebody else has found. Returns whether that ended a
     /// failure or was the first proof.
     pub fn proven_before(&self, age: Duration) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (now, clock) = (Instant::now(), SystemTime::now());
         let at = now.checked_sub(age).unwrap_or(now);
         let news = state.failing.take().is_some() || state.proven.is_none();
@@ -112,45 +112,45 @@ impl Health {
     /// The key does not work. Returns whether that is news: the first failure, or one of another
     /// kind.
     pub fn failed(&self, error: &Error) -> bool {
-        self.lock().failed(error, false)
+        self.state.lock().failed(error, false)
     }
 
     /// The key does not work, and whoever says so has waited long enough already.
     pub fn failed_for_good(&self, error: &Error) -> bool {
-        self.lock().failed(error, true)
+        self.state.lock().failed(error, true)
     }
 
     /// Whether the key has ever been proven.
     pub fn was_proven(&self) -> bool {
-        self.lock().proven.is_some()
+        self.state.lock().proven.is_some()
     }
 
     /// Whether the last probe failed.
     pub(crate) fn is_failing(&self) -> bool {
-        self.lock().failing.is_some()
+        self.state.lock().failing.is_some()
     }
 
     /// Whether a proof would change anything worth the trouble: it fails, or the last proof is
     /// not of this very second.
     pub(crate) fn wants_proof(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let old = state.proven.is_none_or(|(at, _)| at.elapsed() >= Duration::from_secs(1));
         old || state.failing.is_some()
     }
 
     /// How old the last proof is.
     pub fn proof_age(&self) -> Option<Duration> {
-        self.lock().proven.map(|(at, _)| at.elapsed())
+        self.state.lock().proven.map(|(at, _)| at.elapsed())
     }
 
     /// What Status answers now.
     pub fn verdict(&self) -> Result<(), Trouble> {
-        self.lock().verdict()
+        self.state.lock().verdict()
     }
 
     /// Everything that is known.
     pub fn snapshot(&self) -> Snapshot {
-        let state = self.lock();
+        let state = self.state.lock();
         let verdict = state.verdict();
         let coasting = state.failing.is_some() && verdict.is_ok();
         Snapshot {
@@ -161,11 +161,6 @@ impl Health {
             last_error: state.last_error.clone(),
         }
     }
-
-    /// A panic cannot leave the state half-written: every change is one assignment.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Trouble {
@@ -175,7 +170,7 @@ impl Trouble {
     }
 }
 
-impl State {
+impl HealthState {
     fn failed(&mut self, error: &Error, for_good: bool) -> bool {
         let trouble = Trouble::new(error);
         let before = self.failing.as_ref();

@@ -6,9 +6,9 @@
 //! no Decrypt that has three. All callers of a key share a budget, so that a KMS which fails for
 //! everybody is not asked three times as often as one that works.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{Error, jitter};
@@ -46,7 +46,7 @@ impl Default for RetryBudget {
 
 impl RetryBudget {
     fn take(&self) -> bool {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         let (left, last) = *state;
         let now = Instant::now();
         let refill = last.map_or(0.0, |last| (now - last).as_secs_f64() * REFILL);

@@ -11,7 +11,7 @@
 mod pending;
 mod probe;
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -359,11 +359,11 @@ impl KeyTask {
     }
 
     fn sample(&self) -> Option<Canary> {
-        self.key.sample.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.key.sample.lock().clone()
     }
 
     fn set_sample(&self, sample: Option<Canary>) {
-        *self.key.sample.lock().unwrap_or_else(PoisonError::into_inner) = sample;
+        *self.key.sample.lock() = sample;
     }
 
     /// Files that cannot be read now, a token half-written, say: what is in use stays in use.

@@ -17,7 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 use tonic::Status;
 use tonic::body::Body;
@@ -193,34 +193,36 @@ pub async fn serve_kms_over<T, S>(
         let mut limited =
             if operation == Some(Operation::Status) { status.clone() } else { others.clone() };
         async move {
-            let answer = async {
-                if let Some(status) = refused {
-                    return Err(status);
-                }
-                let (head, body) = request.into_parts();
-                // What nobody knows is refused unread.
-                let message = match operation {
-                    Some(_) => receive(body, &mut open).await?,
-                    None => Bytes::new(),
-                };
-                let request = Request::from_parts(head, Full::new(message));
-                // First, so that nobody who does not read keeps others from their turn.
-                open.unblocked().await;
-                let ready =
-                    poll_fn(|cx| Service::<Request<Full<Bytes>>>::poll_ready(&mut limited, cx));
-                let Ok(()) = ready.await;
-                open.work();
-                let Ok(answer) = limited.call(request).await;
-                Ok(answer)
+            let whole = match refused {
+                Some(status) => Err(status),
+                None => whole(request, operation, &mut open).await,
             };
-            let answer = answer.await.unwrap_or_else(Status::into_http);
+            let (answer, mut open) = match whole {
+                Err(status) => (status.into_http(), open),
+                Ok(request) => {
+                    // First, so that nobody who does not read keeps others from their turn.
+                    open.unblocked().await;
+                    let ready =
+                        poll_fn(|cx| Service::<Request<Full<Bytes>>>::poll_ready(&mut limited, cx));
+                    let Ok(()) = ready.await;
+                    // Work that has begun is finished, though whoever asked may be gone: many calls
+                    // that are given up at once look like an attack to the plugin behind us, which
+                    // then hangs up on all others. Until its end it keeps its place in the limits.
+                    open.work();
+                    let working = tokio::spawn(async move {
+                        let Ok(answer) = limited.call(request).await;
+                        (answer, open)
+                    });
+                    working.await?
+                }
+            };
             open.answered();
             // It counts as open until its last byte has been taken.
             let counted = move |frame: Frame<Bytes>| {
                 let _open = &open;
                 frame
             };
-            Ok::<_, Infallible>(answer.map(|body: Body| body.map_frame(counted)))
+            Ok::<_, JoinError>(answer.map(|body: Body| body.map_frame(counted)))
         }
     });
     let serving = http2::Builder::new(TokioExecutor::new())
@@ -249,6 +251,20 @@ pub async fn serve_kms_over<T, S>(
         () = seat.gone() => {}
         () = serving => {}
     }
+}
+
+/// A request with its whole message; of what nobody knows nothing is read.
+async fn whole(
+    request: Request<IncomingBody>,
+    operation: Option<Operation>,
+    open: &mut OpenRequest,
+) -> Result<Request<Full<Bytes>>, Status> {
+    let (head, body) = request.into_parts();
+    let message = match operation {
+        Some(_) => receive(body, open).await?,
+        None => Bytes::new(),
+    };
+    Ok(Request::from_parts(head, Full::new(message)))
 }
 
 /// A whole message: what comes in one piece is passed on as it is.

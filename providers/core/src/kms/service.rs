@@ -177,8 +177,7 @@ impl Asked<'_> {
 impl RequestError {
     fn kind(&self) -> Option<Kind> {
         match self {
-            Self::Own(error) => Some(error.kind()),
-            Self::Unreached(error) => Some(error.kind()),
+            Self::Own(error) | Self::Unreached(error) => Some(error.kind()),
             Self::Passed(_) => None,
         }
     }
@@ -188,7 +187,7 @@ impl RequestError {
             Self::Own(error) => Status::from(&**error),
             Self::Passed(status) => Status::new(status.code(), cut(status.message())),
             Self::Unreached(error) => {
-                let mut status = Status::from(error);
+                let mut status = Status::from(&**error);
                 status.metadata_mut().insert(UNREACHED, MetadataValue::from_static("1"));
                 status
             }

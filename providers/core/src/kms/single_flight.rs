@@ -6,10 +6,11 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::{BuildHasher, Hash, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::future::{BoxFuture, FutureExt, Shared, WeakShared};
+use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 /// The requests under way; equal ones share one answer.
@@ -65,7 +66,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Sin
         let flight = leaving.boxed().shared();
         if let Some(weak) = flight.downgrade() {
             let entry = Entry { request: request.clone(), flight: weak };
-            self.table.lock().insert(hash, entry);
+            self.table.0.lock().insert(hash, entry);
         }
         Joined { answer: flight.await, shared: false }
     }
@@ -93,15 +94,9 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Sin
     }
 
     fn find(&self, hash: u64, request: &K) -> Option<Shared<BoxFuture<'static, T>>> {
-        let table = self.table.lock();
+        let table = self.table.0.lock();
         let entry = table.get(&hash)?;
         (*entry.request == *request).then(|| entry.flight.upgrade())?
-    }
-}
-
-impl<K, T> FlightTable<K, T> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Entry<K, T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -113,7 +108,7 @@ impl<K, T> Default for SingleFlight<K, T> {
 
 impl<K, T> Drop for Leave<K, T> {
     fn drop(&mut self) {
-        self.table.lock().remove(&self.hash);
+        self.table.0.lock().remove(&self.hash);
     }
 }
 
@@ -161,7 +156,7 @@ mod tests {
         for task in tasks {
             assert!(task.await.is_ok_and(|ok| ok));
         }
-        assert!(flights.table.lock().is_empty());
+        assert!(flights.table.0.lock().is_empty());
     }
 
     #[tokio::test]
@@ -189,9 +184,9 @@ mod tests {
             async move { flights.join(&sealed("a"), move |_| decrypt(backend)).await.shared }
         });
         tokio::task::yield_now().await;
-        assert_eq!(flights.table.lock().len(), 1);
+        assert_eq!(flights.table.0.lock().len(), 1);
         task.abort();
         assert!(task.await.is_err());
-        assert!(flights.table.lock().is_empty());
+        assert!(flights.table.0.lock().is_empty());
     }
 }

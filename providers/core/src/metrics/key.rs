@@ -1,9 +1,10 @@
 //! The metrics of a provider's keys.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::{
@@ -21,6 +22,10 @@ pub(crate) enum BackendCall {
     KeyId,
     Encrypt,
     Decrypt,
+}
+
+crate::labels! {
+    pub(crate) BackendCall: KeyId = "key_id", Encrypt = "encrypt", Decrypt = "decrypt",
 }
 
 /// Every metric of a provider.
@@ -140,9 +145,8 @@ impl KeyMetrics {
     pub(crate) fn new(metrics: Arc<ProviderMetrics>, key: KeyNumber, endpoint: &Endpoint) -> Self {
         let key = key.to_string();
         let of_key = || ("key", key.clone().into());
-        let calls = [BackendCall::KeyId, BackendCall::Encrypt, BackendCall::Decrypt];
         let backend = |purpose: &'static str| {
-            BackendCalls(calls.map(|call| {
+            BackendCalls(BackendCall::ALL.map(|call| {
                 let [key, operation] = [of_key(), ("operation", call.label().into())];
                 let durations = metrics.backend_durations.with([key.clone(), operation.clone()]);
                 let purpose = ("purpose", purpose.into());
@@ -227,7 +231,7 @@ impl KeyMetrics {
     fn show_hash(&self, hash: Option<String>) {
         let labels =
             |hash: String| [("key", self.key.clone().into()), ("key_id_hash", hash.into())];
-        let mut announced = self.announced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut announced = self.announced.lock();
         if let Some(old) = announced.take().filter(|old| Some(old) != hash.as_ref()) {
             self.metrics.key_ids.remove(labels(old));
         }
@@ -248,15 +252,5 @@ impl BackendCalls {
         let (calls, durations) = &self.0[call as usize];
         calls.inc();
         durations.observe(took.as_secs_f64());
-    }
-}
-
-impl BackendCall {
-    fn label(self) -> &'static str {
-        match self {
-            Self::KeyId => "key_id",
-            Self::Encrypt => "encrypt",
-            Self::Decrypt => "decrypt",
-        }
     }
 }

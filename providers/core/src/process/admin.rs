@@ -95,7 +95,7 @@ impl Admin {
         }
         match path {
             "/livez" => self.read(method, Reach::Network, || text(StatusCode::OK, "ok\n")),
-            "/readyz" => self.read(method, Reach::Network, || self.ready()),
+            "/readyz" => self.read(method, Reach::Network, || verdict(self.source.pending())),
             "/healthz" => self.read(method, Reach::Network, || self.health()),
             "/metrics" => self.read(method, Reach::Loopback, || self.metrics()),
             "/status" => self.read(method, Reach::Loopback, || self.status()),
@@ -139,10 +139,6 @@ impl Admin {
             );
         }
         answer()
-    }
-
-    fn ready(&self) -> Response<Full<Bytes>> {
-        verdict(self.source.pending())
     }
 
     fn health(&self) -> Response<Full<Bytes>> {

@@ -5,9 +5,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -240,10 +241,7 @@ async fn live<P: Program>(
     };
     let (mut options, refused) = (begun.options, refused.or(begun.refused));
     app.state().accept(&options);
-    let mut file = file.map(|(path, known)| match known {
-        Some(known) => ConfigFile::watch_since(&watcher, &path, known),
-        None => ConfigFile::watch(&watcher, &path),
-    });
+    let mut file = file.map(|(path, known)| ConfigFile::watch(&watcher, &path, known));
     if let Some(error) = &refused {
         app.state().refuse(error);
         tracing::warn!(error, "configuration refused at the start, the last good one is in use");
@@ -382,7 +380,7 @@ impl ConfigState {
 
     /// What there is to show.
     pub fn status(&self) -> ConfigStatus {
-        self.lock().clone()
+        self.status.lock().clone()
     }
 
     /// A configuration with these settings is in use.
@@ -390,7 +388,7 @@ impl ConfigState {
         for warning in &options.warnings {
             tracing::warn!(warning, "not all of the configuration is in use as written");
         }
-        let mut status = self.lock();
+        let mut status = self.status.lock();
         status.revision.clone_from(&options.revision);
         status.warnings.clone_from(&options.warnings);
         status.loaded = time(SystemTime::now());
@@ -401,10 +399,6 @@ impl ConfigState {
     fn refuse(&self, error: &str) {
         self.reloads.count(false);
         let refusal = ConfigRefusal { at: time(SystemTime::now()), error: error.to_owned() };
-        self.lock().refused = Some(refusal);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ConfigStatus> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+        self.status.lock().refused = Some(refusal);
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::config::{self, LogFormat, Problems, mistakes, overlay, parse_duration, read_file};
 use crate::key::canary::Canary;
-use crate::proto::v2::{EncryptRequest, StatusRequest};
+use crate::proto::v2::{EncryptRequest, StatusRequest, StatusResponse};
 use crate::{Endpoint, Error, KeyId, Kind, Provider, Secret, client};
 
 mod rotate;
@@ -187,15 +187,11 @@ pub(crate) enum CommonCommand {
 impl ProcessFlags {
     /// Lays the flags over a document; flags win.
     pub fn lay_over(&self, document: &mut Value) {
-        let format = self.log_format.map(|format| match format {
-            LogFormat::Text => "text".to_owned(),
-            LogFormat::Json => "json".to_owned(),
-        });
         overlay(document, &["admin"], self.admin.clone());
         overlay(document, &["adminSocket"], self.admin_socket.clone());
         overlay(document, &["drain"], self.drain.clone());
         overlay(document, &["linger"], self.linger.clone());
-        overlay(document, &["log", "format"], format);
+        overlay(document, &["log", "format"], self.log_format.map(LogFormat::label));
         overlay(document, &["log", "level"], self.log_level.clone());
     }
 }
@@ -337,16 +333,22 @@ async fn probe(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answ
             return Ok(Answer { json: json!({"listens": true}), text });
         }
         let status = client.status(StatusRequest {}).await.map_err(refused)?.into_inner();
-        let key_id_hash = KeyId::new(&status.key_id)?.hash();
-        if status.healthz != "ok" {
-            return Err(Error::new(Kind::Unavailable, format!("healthz is {:?}", status.healthz)));
-        }
+        let key_id_hash = healthy_key_id(&status)?.hash();
         let json = json!({"listens": true, "healthy": true, "key_id_hash": key_id_hash});
         Ok(Answer { text: format!("{socket} is healthy, key_id {key_id_hash}"), json })
     };
     tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| {
         Err(Error::new(Kind::Timeout, format!("{socket} did not answer in {limit:?}")))
     })
+}
+
+/// The key_id of a Status that is ok.
+pub fn healthy_key_id(status: &StatusResponse) -> Result<KeyId, Error> {
+    let key_id = KeyId::new(&status.key_id)?;
+    if status.healthz != "ok" {
+        return Err(Error::new(Kind::Unavailable, format!("healthz is {:?}", status.healthz)));
+    }
+    Ok(key_id)
 }
 
 async fn canary(socket: &Endpoint) -> Result<Answer, Error> {
@@ -374,8 +376,8 @@ fn refused(status: tonic::Status) -> Error {
     Error::new(Kind::Unavailable, text)
 }
 
-/// Runs a short conversation to its end.
-fn answer(asking: impl Future<Output = Result<Answer, Error>>) -> Result<Answer, Error> {
+/// Runs a short conversation of a command to its end.
+pub fn answer(asking: impl Future<Output = Result<Answer, Error>>) -> Result<Answer, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime
         .map_err(|error| Error::new(Kind::Bug, "cannot start the runtime").with_source(error))?

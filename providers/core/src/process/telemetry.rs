@@ -1,8 +1,8 @@
 //! Logs: text or JSON on standard error, the level changeable at run time.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::filter_fn;
@@ -96,12 +96,12 @@ impl RateLimit {
     /// Whether nothing has been let through yet, or long ago.
     #[cfg(test)]
     pub(crate) fn is_full(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).left == self.burst
+        self.state.lock().left == self.burst
     }
 
     /// How many were held back since the last one, if this one may pass.
     pub fn pass(&self) -> Option<u64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let due = state.refilled.elapsed().as_secs_f64() / self.every.as_secs_f64();
         if due >= 1.0 {
             // More than a burst is never of use, and so the cast cuts nothing off.

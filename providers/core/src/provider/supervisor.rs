@@ -1,9 +1,10 @@
 //! Starts, changes and ends keys as the configuration says, while the others go on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::RwLock;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -92,14 +93,10 @@ impl Supervisor {
                 // A key that stays where it is but with another mode: its own socket answers.
                 let own = self.running.get(&spec.id).filter(|r| r.key.endpoint == spec.endpoint);
                 if own.is_some() {
-                    return Err(Error::new(
-                        Kind::Config,
-                        format!(
-                            "socket options of {} cannot change while it is served",
-                            spec.endpoint
-                        ),
-                    )
-                    .with_hint("restart the provider, or move the key to another socket"));
+                    let at = &spec.endpoint;
+                    let text = format!("socket options of {at} cannot change while it is served");
+                    let hint = "restart the provider, or move the key to another socket";
+                    return Err(Error::new(Kind::Config, text).with_hint(hint));
                 }
                 sockets.insert(spec.id, bind(&spec.endpoint, &config.options.socket).await?);
             }
@@ -132,8 +129,7 @@ impl Supervisor {
         let metrics = KeyMetrics::new(self.shared.metrics.clone(), spec.id, &spec.endpoint);
         let (ask, requests) = mpsc::channel(16);
         let (orders, inbox) = mpsc::unbounded_channel();
-        let key = Key::new(spec.id, spec.endpoint.clone(), probe, metrics, ask);
-        let key = Arc::new(key);
+        let key = Arc::new(Key::new(spec.id, spec.endpoint.clone(), probe, metrics, ask));
         let (stopper, stop) = stopper();
         let (id, kek, whole) = (spec.id, spec.kek.clone(), spec.whole.clone());
         tracing::info!(key = %id, socket = %spec.endpoint, "kms listening");
@@ -219,13 +215,13 @@ impl App for Supervisor {
 
 impl ProviderState {
     fn each(&self, f: impl Fn(&Key) -> Option<String>) -> Vec<String> {
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys.read();
         keys.values().filter_map(|key| f(key)).collect()
     }
 
     fn publish(&self, running: &BTreeMap<KeyNumber, RunningKey>) {
         let keys = running.iter().map(|(id, running)| (*id, running.key.clone())).collect();
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        *self.keys.write() = keys;
     }
 }
 
@@ -247,7 +243,7 @@ impl Source for ProviderState {
     }
 
     fn status(&self) -> serde_json::Value {
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys.read();
         let status = ProcessStatus {
             provider: self.provider,
             version: crate::VERSION,

@@ -13,17 +13,18 @@
 //! as much again.
 //!
 //! **What is worked on is bounded too**, by tower's limit of concurrency; what comes beyond it waits
-//! its turn, and counts as unfinished. Status has a limit of its own: it must not suffer for what
+//! its turn, and counts as unfinished. It is finished and counts also for those who left. Status has a limit of its own: it must not suffer for what
 //! others ask.
 //!
 //! A request that arrives whole pays for this with seven additions to counters that no other
 //! thread touches. The table itself is locked when connections come and go, and to choose who goes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tower::limit::GlobalConcurrencyLimitLayer;
@@ -36,7 +37,7 @@ use crate::{Endpoint, Error, Kind};
 mod tests;
 mod watched;
 
-pub(crate) use watched::Watched;
+pub(crate) use watched::WatchedStream;
 
 /// A kube-apiserver has one connection per resources stanza, a shim one for each endpoint.
 const MAX_CLIENTS: usize = 256;
@@ -58,7 +59,7 @@ struct Table {
     /// What they are, in words.
     what: &'static str,
     limit: usize,
-    seats: Mutex<Vec<Arc<Place>>>,
+    seats: Mutex<Vec<Arc<SeatState>>>,
     count: watch::Sender<usize>,
     /// Whether the process is ending and waits for them.
     awaited: AtomicBool,
@@ -85,10 +86,10 @@ struct ConnectionMetrics {
 
 /// A place in the table, given back when dropped.
 #[derive(Debug)]
-pub struct Seat(Arc<Place>);
+pub struct Seat(Arc<SeatState>);
 
 #[derive(Debug)]
-struct Place {
+struct SeatState {
     table: Arc<Table>,
     /// Requests that have begun, up to the last byte of their answers.
     open: AtomicUsize,
@@ -98,7 +99,7 @@ struct Place {
     since: AtomicU64,
     held: AtomicUsize,
     asked: AtomicBool,
-    order: watch::Sender<Option<Order>>,
+    order: watch::Sender<Option<CloseOrder>>,
     /// Whether the client does not read.
     blocked: AtomicBool,
     unblocked: Notify,
@@ -106,7 +107,7 @@ struct Place {
 
 /// What a connection is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum CloseOrder {
     /// End in good order.
     Leave,
     /// End.
@@ -115,7 +116,7 @@ pub enum Order {
 
 /// A request, from its first byte to the last of its answer.
 pub(crate) struct OpenRequest {
-    place: Arc<Place>,
+    place: Arc<SeatState>,
     working: bool,
     held: usize,
 }
@@ -174,7 +175,7 @@ impl Connections {
     /// Takes a connection in; another one goes if there is no room. `None` if all are at work.
     pub fn enter(&self) -> Option<Seat> {
         let table = &self.0;
-        let mut seats = held(&table.seats);
+        let mut seats = table.seats.lock();
         let live = || seats.iter().filter(|place| place.order().is_none());
         if live().count() >= table.limit {
             table.tell("too many connections: one is closed to make room");
@@ -183,9 +184,9 @@ impl Connections {
             let (_, victim) = victim?;
             // One that has asked may be about to ask again, and must not lose a request.
             let polite = victim.asked.load(Relaxed) && seats.len() < table.limit + MAX_LEAVING;
-            victim.tell(if polite { Order::Leave } else { Order::Gone });
+            victim.tell(if polite { CloseOrder::Leave } else { CloseOrder::Gone });
         }
-        let place = Arc::new(Place {
+        let place = Arc::new(SeatState {
             table: table.clone(),
             open: AtomicUsize::default(),
             working: AtomicUsize::default(),
@@ -225,7 +226,7 @@ impl Connections {
     /// For `/status`.
     pub fn status(&self) -> Value {
         let Table { metrics, lost, .. } = &*self.0;
-        let lost = held(lost);
+        let lost = lost.lock();
         json!({
             "open": self.count(),
             "unfinished_requests": metrics.unfinished.get(),
@@ -244,17 +245,17 @@ impl Connections {
         match remade {
             Ok(()) => {
                 self.0.metrics.remade.inc();
-                held(&self.0.lost).remove(endpoint);
+                self.0.lost.lock().remove(endpoint);
             }
             Err(error) => {
-                held(&self.0.lost).insert(endpoint.clone(), error.report());
+                self.0.lost.lock().insert(endpoint.clone(), error.report());
             }
         }
     }
 }
 
 impl Table {
-    fn changed(&self, seats: &[Arc<Place>]) {
+    fn changed(&self, seats: &[Arc<SeatState>]) {
         self.count.send_replace(seats.len());
         self.metrics.open.set(i64::try_from(seats.len()).unwrap_or(i64::MAX));
     }
@@ -269,11 +270,14 @@ impl Table {
     /// those that have more than their share. Says whether that is enough.
     #[cold]
     fn relieve(&self) -> bool {
-        let seats = held(&self.seats);
+        let seats = self.seats.lock();
         // Whoever was told to go may still be there, and counts no more.
-        let live = || seats.iter().filter(|place| place.order() != Some(Order::Gone));
+        let is_gone = |place: &&Arc<SeatState>| place.order() == Some(CloseOrder::Gone);
+        let live = || seats.iter().filter(|place| !is_gone(place));
         let waiting: usize = live().map(|place| place.waiting()).sum();
-        let bytes: usize = live().map(|place| place.held.load(Relaxed)).sum();
+        // What is worked on for those who have left is still there.
+        let going: usize = seats.iter().filter(is_gone).map(|place| place.held.load(Relaxed)).sum();
+        let bytes = self.held.load(Relaxed).saturating_sub(going);
         if waiting <= MAX_UNFINISHED && bytes <= MAX_HELD {
             return true;
         }
@@ -283,21 +287,21 @@ impl Table {
             place.waiting() > 0 && (place.waiting() * count > MAX_UNFINISHED || bytes > MAX_HELD)
         });
         let Some(victim) = slow.min_by_key(|place| place.since.load(Relaxed)) else { return false };
-        victim.tell(Order::Gone);
+        victim.tell(CloseOrder::Gone);
         self.tell("too many requests wait for their clients: the slowest is closed");
         true
     }
 }
 
-impl Place {
-    fn order(&self) -> Option<Order> {
+impl SeatState {
+    fn order(&self) -> Option<CloseOrder> {
         *self.order.borrow()
     }
 
     /// Called with the table locked, at most once for each order.
-    fn tell(&self, order: Order) {
+    fn tell(&self, order: CloseOrder) {
         self.table.metrics.closed.inc();
-        if order == Order::Gone {
+        if order == CloseOrder::Gone {
             self.table.going.fetch_add(1, Relaxed);
         }
         self.order.send_replace(Some(order));
@@ -326,20 +330,20 @@ impl Place {
 
 impl Seat {
     /// Waits until this connection must end.
-    pub async fn ordered(&self) -> Order {
+    pub async fn ordered(&self) -> CloseOrder {
         self.told(|_| true).await
     }
 
     /// Waits until this connection must end at once, whatever it was told before.
     pub(crate) async fn gone(&self) {
-        self.told(|order| order == Order::Gone).await;
+        self.told(|order| order == CloseOrder::Gone).await;
     }
 
-    async fn told(&self, wanted: impl Fn(Order) -> bool) -> Order {
+    async fn told(&self, wanted: impl Fn(CloseOrder) -> bool) -> CloseOrder {
         let mut order = self.0.order.subscribe();
         // The sender is here.
         let order = order.wait_for(|order| order.is_some_and(&wanted)).await;
-        order.ok().and_then(|order| *order).unwrap_or(Order::Gone)
+        order.ok().and_then(|order| *order).unwrap_or(CloseOrder::Gone)
     }
 
     /// The table that it is in.
@@ -348,8 +352,8 @@ impl Seat {
     }
 
     /// The connection, watched for whether its client reads.
-    pub(crate) fn watch<T>(&self, io: T) -> Watched<T> {
-        Watched::new(io, self.0.clone())
+    pub(crate) fn watch<T>(&self, io: T) -> WatchedStream<T> {
+        WatchedStream::new(io, self.0.clone())
     }
 
     /// What counts the requests of this connection.
@@ -362,9 +366,9 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         let table = &self.0.table;
-        let mut seats = held(&table.seats);
+        let mut seats = table.seats.lock();
         seats.retain(|place| !Arc::ptr_eq(place, &self.0));
-        if self.0.order() == Some(Order::Gone) {
+        if self.0.order() == Some(CloseOrder::Gone) {
             table.going.fetch_sub(1, Relaxed);
         }
         table.changed(&seats);
@@ -372,7 +376,7 @@ impl Drop for Seat {
 }
 
 impl OpenRequest {
-    fn begin(place: &Arc<Place>) -> Self {
+    fn begin(place: &Arc<SeatState>) -> Self {
         let table = &place.table;
         let number = table.begun.fetch_add(1, Relaxed);
         if place.open.fetch_add(1, Relaxed) == place.working.load(Relaxed) {
@@ -440,9 +444,4 @@ impl Drop for OpenRequest {
         }
         table.metrics.unfinished.dec();
     }
-}
-
-/// Every critical section leaves the value whole.
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

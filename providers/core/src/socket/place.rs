@@ -32,7 +32,7 @@ pub(super) struct Placed {
 }
 
 /// What came of knocking at a socket.
-pub(super) enum Answer {
+pub(super) enum SocketState {
     /// Somebody listens; the text says who, as far as it can be known.
     Alive(String),
     /// A socket that no process listens on.
@@ -89,13 +89,13 @@ pub(super) async fn bind(
 }
 
 /// Knocks without ever waiting: a full queue is an answer, too.
-pub(super) fn ask(endpoint: &Endpoint) -> Result<Answer, Errno> {
+pub(super) fn ask(endpoint: &Endpoint) -> Result<SocketState, Errno> {
     match endpoint.knock() {
-        Ok(fd) => Ok(Answer::Alive(describe(fd))),
-        Err(Errno::AGAIN) => Ok(Answer::Alive("a busy process".to_owned())),
-        Err(Errno::PROTOTYPE) => Ok(Answer::Alive("a process of another protocol".to_owned())),
-        Err(Errno::CONNREFUSED) => Ok(Answer::Dead),
-        Err(Errno::NOENT) => Ok(Answer::Nothing),
+        Ok(fd) => Ok(SocketState::Alive(describe(fd))),
+        Err(Errno::AGAIN) => Ok(SocketState::Alive("a busy process".to_owned())),
+        Err(Errno::PROTOTYPE) => Ok(SocketState::Alive("a process of another protocol".to_owned())),
+        Err(Errno::CONNREFUSED) => Ok(SocketState::Dead),
+        Err(Errno::NOENT) => Ok(SocketState::Nothing),
         Err(error) => Err(error),
     }
 }
@@ -178,9 +178,9 @@ impl<'a> Parent<'a> {
                 .with_hint("move it away or choose another path; it was left as it is"));
         }
         match ask(self.endpoint) {
-            Ok(Answer::Alive(who)) => Err(in_use(self.endpoint, &who)),
-            Ok(Answer::Dead) => Ok(Some(found)),
-            Ok(Answer::Nothing) => Ok(None),
+            Ok(SocketState::Alive(who)) => Err(in_use(self.endpoint, &who)),
+            Ok(SocketState::Dead) => Ok(Some(found)),
+            Ok(SocketState::Nothing) => Ok(None),
             Err(error) => Err(failed(self.endpoint, "cannot tell whether the socket is in use")
                 .with_source(std::io::Error::from(error))
                 .with_hint("remove it if no process listens on it; it was left as it is")),
@@ -188,14 +188,24 @@ impl<'a> Parent<'a> {
     }
 
     fn warning(&self) -> Option<String> {
-        let mode = rustix::fs::fstat(&self.fd).ok()?.st_mode & 0o777;
-        (mode & 0o027 != 0).then(|| {
+        let mode = rustix::fs::fstat(&self.fd).ok()?.st_mode & 0o1777;
+        (mode & 0o027 != 0 && !self.is_empty_dir(mode)).then(|| {
             format!(
                 "directory {:?} of socket {} has mode {mode:04o}: others can reach or replace \
                  the socket; chmod 0750 it, or give the socket a directory of its own",
                 self.path, self.endpoint
             )
         })
+    }
+
+    /// Whether it is in an emptyDir: kubelet lets everybody write there, but only those containers
+    /// come near it that mount it.
+    fn is_empty_dir(&self, mode: u32) -> bool {
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/thread-self/{name}"));
+        let info = read(&format!("fdinfo/{}", self.fd.as_raw_fd())).unwrap_or_default();
+        let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+        let mounts = read("mountinfo").unwrap_or_default();
+        mount.is_some_and(|mount| is_empty_dir(&mounts, mount.trim(), mode))
     }
 
     fn failed(&self, what: &str, error: Errno) -> Error {
@@ -324,6 +334,18 @@ impl Drop for Nest<'_> {
     }
 }
 
+/// Whether the mount of this number is an emptyDir, by `/proc/self/mountinfo`: a directory of
+/// kubelet's, or a tmpfs of its own. The sticky bit is on directories for everybody, like /tmp.
+fn is_empty_dir(mounts: &str, mount: &str, mode: u32) -> bool {
+    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    fields.filter(|fields| fields[0] == mount).any(|fields| {
+        let root = fields.get(3).copied().unwrap_or_default();
+        let kind = fields.iter().skip_while(|field| **field != "-").nth(1);
+        let memory = root == "/" && kind == Some(&"tmpfs") && mode == 0o777;
+        memory || root.contains("/volumes/kubernetes.io~empty-dir/")
+    })
+}
+
 fn open_nest(parent: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(parent, name, flags, Mode::empty())
@@ -348,4 +370,33 @@ fn uid() -> u32 {
 
 fn failed(endpoint: &Endpoint, why: impl Display) -> Error {
     Error::new(Kind::Config, format!("cannot listen on {endpoint}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_dir_is_no_loose_directory() {
+        // As containers see them: on disk, in memory; a host's directory, /run and /tmp.
+        let mounts = [
+            "601 590 253:1 /var/lib/kubelet/pods/6d/volumes/kubernetes.io~empty-dir/s /s rw - ext4 /dev/vda1 rw",
+            "602 590 0:50 / /var/run/kmsplugin rw,relatime master:3 - tmpfs tmpfs rw,size=64k",
+            "603 590 253:1 /var/run/sidekey /var/run/sidekey rw - ext4 /dev/vda1 rw",
+            "604 590 0:25 /sidekey /run/sidekey rw - tmpfs tmpfs rw",
+            "605 590 0:26 / /tmp rw shared:5 - tmpfs tmpfs rw",
+        ]
+        .join("\n");
+        for (mount, mode, kubelets) in [
+            ("601", 0o777, true),
+            ("602", 0o777, true),
+            ("603", 0o777, false),
+            ("604", 0o777, false),
+            ("605", 0o1777, false),
+            ("602", 0o755, false),
+            ("60", 0o777, false),
+        ] {
+            assert_eq!(is_empty_dir(&mounts, mount, mode), kubelets, "{mount} {mode:o}");
+        }
+    }
 }

@@ -273,6 +273,35 @@ async fn a_loose_directory_is_a_warning() {
     }
 }
 
+/// In a mount namespace of its own, with mounts like kubelet's.
+#[test]
+fn a_socket_in_an_empty_dir_is_open_to_no_stranger() {
+    use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
+    let dir = private();
+    let volume = dir.path().join("volumes/kubernetes.io~empty-dir/sockets");
+    let [disk, memory, host] = ["disk", "memory", "host"].map(|name| dir.path().join(name));
+    for path in [&volume, &disk, &memory, &host] {
+        fs::create_dir_all(path).unwrap();
+        fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+    }
+    // The namespace is that of a thread, and ends with it. Only for open files, which are not
+    // unshared here, is the call deprecated.
+    #[allow(deprecated)]
+    let binding = std::thread::spawn(move || {
+        rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS).expect("run it as root");
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+        mount_bind(&volume, &disk).unwrap();
+        mount("tmpfs", &memory, "tmpfs", MountFlags::empty(), c"mode=0777").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        [disk, memory, host].map(|path| {
+            let (path, options) = (path.join("kms.sock"), SocketOptions::default());
+            let (_, warning) = runtime.block_on(Listener::bind(&at(&path), &options)).unwrap();
+            warning.is_some()
+        })
+    });
+    assert_eq!(binding.join().unwrap(), [false, false, true], "a host's directory alone is loose");
+}
+
 #[tokio::test]
 async fn a_missing_directory_is_an_error_that_says_how_to_make_it() {
     let dir = private();

@@ -28,7 +28,7 @@ fn canary(sealed: &EncryptResponse) -> Value {
 
 #[tokio::test]
 async fn a_key_that_may_not_encrypt_is_served_for_decrypt_with_a_canary_and_without() {
-    let kms = Kms::new("decrypt-only");
+    let kms = ScriptedKms::new("decrypt-only");
     let old = Process::calm("decrypt-only").await.encrypt(1).await.unwrap();
     kms.set(|state| state.encrypt_fails = Some(Kind::Denied));
     let mut process = Process::new();
@@ -49,7 +49,7 @@ async fn a_key_that_may_not_encrypt_is_served_for_decrypt_with_a_canary_and_with
 
 #[tokio::test]
 async fn a_decrypt_only_key_takes_new_credentials_over_and_never_another_kek() {
-    let kms = Kms::new("decrypt-only-token");
+    let kms = ScriptedKms::new("decrypt-only-token");
     let old = Process::calm("decrypt-only-token").await.encrypt(1).await.unwrap();
     kms.set(|state| state.encrypt_fails = Some(Kind::Denied));
     let mut process = Process::new();
@@ -69,7 +69,7 @@ async fn a_decrypt_only_key_takes_new_credentials_over_and_never_another_kek() {
 
 #[tokio::test]
 async fn a_read_key_encrypts_for_no_probe_and_yet_when_it_is_asked_to() {
-    let kms = Kms::new("reader");
+    let kms = ScriptedKms::new("reader");
     let old = Process::calm("reader").await.encrypt(1).await.unwrap();
     kms.set(|state| (state.encrypts, state.decrypts) = (0, 0));
     let mut process = Process::new();
@@ -85,7 +85,7 @@ async fn a_read_key_encrypts_for_no_probe_and_yet_when_it_is_asked_to() {
 
 #[tokio::test]
 async fn requests_that_come_before_the_first_proof_are_held_and_served() {
-    let kms = Kms::new("held");
+    let kms = ScriptedKms::new("held");
     let old = Process::calm("held").await.encrypt(1).await.unwrap();
     kms.set(|state| state.fails = Some(Kind::Unavailable));
     let mut process = Process::new();
@@ -103,7 +103,7 @@ async fn requests_that_come_before_the_first_proof_are_held_and_served() {
 
 #[tokio::test]
 async fn an_attempt_to_encrypt_is_repeated_whole() {
-    let kms = Kms::new("whole");
+    let kms = ScriptedKms::new("whole");
     let process = Process::calm("whole").await;
     kms.set(|state| (state.encrypts, state.decrypts, state.fails_times) = (0, 0, 2));
     process.encrypt(1).await.unwrap();
@@ -114,7 +114,7 @@ async fn an_attempt_to_encrypt_is_repeated_whole() {
 #[tokio::test(start_paused = true)]
 async fn a_month_of_probes_costs_what_is_promised() {
     const DAY: Duration = Duration::from_secs(24 * 3600);
-    let (writes, reads) = (Kms::new("price-write"), Kms::new("price-read"));
+    let (writes, reads) = (ScriptedKms::new("price-write"), ScriptedKms::new("price-read"));
     let mut process = Process::new();
     let keys = json!([process.key(1, "price-write")]);
     process.configure(keys, json!({})).await.unwrap();
@@ -123,8 +123,9 @@ async fn a_month_of_probes_costs_what_is_promised() {
     (reader["canary"], reader["role"]) = (canary(&old), "read".into());
     process.configure(json!([process.key(1, "price-write"), reader]), json!({})).await.unwrap();
     tokio::time::sleep(DAY).await;
-    let calls = |kms: &Kms| kms.ask(|state| state.encrypts + state.decrypts + state.describes);
-    let a_month = |kms: &Kms| calls(kms) * 30;
+    let calls =
+        |kms: &ScriptedKms| kms.ask(|state| state.encrypts + state.decrypts + state.describes);
+    let a_month = |kms: &ScriptedKms| calls(kms) * 30;
     assert!((80_000..100_000).contains(&a_month(&writes)), "{}", a_month(&writes));
     assert!((8_000..=10_000).contains(&a_month(&reads)), "{}", a_month(&reads));
     let encrypts = writes.ask(|state| state.encrypts);
@@ -135,7 +136,7 @@ async fn a_month_of_probes_costs_what_is_promised() {
 async fn a_lost_kms_turns_status_bad_a_coast_after_the_last_proof() {
     for silent in [false, true] {
         let name = format!("lost-{silent}");
-        let kms = Kms::new(&name);
+        let kms = ScriptedKms::new(&name);
         let mut process = Process::new();
         process.configure(json!([process.key(1, &name)]), json!({})).await.unwrap();
         process.until_healthy(1).await;
@@ -156,7 +157,7 @@ async fn a_lost_kms_turns_status_bad_a_coast_after_the_last_proof() {
 
 #[tokio::test(start_paused = true)]
 async fn anybodys_decrypt_stands_for_the_probe_and_heals_a_passing_failure() {
-    let kms = Kms::new("traffic");
+    let kms = ScriptedKms::new("traffic");
     let mut process = Process::new();
     process.configure(json!([process.key(1, "traffic")]), json!({})).await.unwrap();
     let sealed = process.encrypt(1).await.unwrap();
@@ -178,7 +179,7 @@ async fn anybodys_decrypt_stands_for_the_probe_and_heals_a_passing_failure() {
 
 #[tokio::test(start_paused = true)]
 async fn after_a_failure_the_key_is_asked_every_five_seconds() {
-    let kms = Kms::new("soon");
+    let kms = ScriptedKms::new("soon");
     let mut process = Process::new();
     process.configure(json!([process.key(1, "soon")]), json!({})).await.unwrap();
     let sealed = process.encrypt(1).await.unwrap();
@@ -194,7 +195,7 @@ async fn after_a_failure_the_key_is_asked_every_five_seconds() {
 #[tokio::test(start_paused = true)]
 async fn a_read_key_is_well_for_hours_with_and_without_requests() {
     const HOUR: Duration = Duration::from_secs(3600);
-    Kms::new("hours");
+    ScriptedKms::new("hours");
     let mut process = Process::new();
     process.configure(json!([process.key(1, "hours")]), json!({})).await.unwrap();
     let old = process.encrypt(1).await.unwrap();
@@ -219,7 +220,7 @@ async fn a_read_key_is_well_for_hours_with_and_without_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn a_read_key_that_is_asked_to_encrypt_stays_well() {
-    Kms::new("asked");
+    ScriptedKms::new("asked");
     let mut process = Process::new();
     let mut reads = process.key(1, "asked");
     reads["role"] = "read".into();
@@ -235,7 +236,7 @@ async fn a_read_key_that_is_asked_to_encrypt_stays_well() {
 
 #[tokio::test]
 async fn a_key_that_was_made_a_read_key_needs_no_right_to_encrypt_any_more() {
-    let kms = Kms::new("demoted");
+    let kms = ScriptedKms::new("demoted");
     let mut process = Process::new();
     let (mut key, token) = with_token(&process, "demoted");
     process.apply(json!([key])).await.unwrap();
@@ -254,7 +255,7 @@ async fn a_key_that_was_made_a_read_key_needs_no_right_to_encrypt_any_more() {
 
 #[tokio::test]
 async fn a_read_key_with_nothing_to_read_yet_keeps_its_last_good_client() {
-    let kms = Kms::new("untested");
+    let kms = ScriptedKms::new("untested");
     let old = Process::calm("untested").await.encrypt(1).await.unwrap();
     let mut process = Process::new();
     let (mut key, token) = with_token(&process, "untested");
@@ -270,8 +271,8 @@ async fn a_read_key_with_nothing_to_read_yet_keeps_its_last_good_client() {
 
 #[tokio::test]
 async fn a_decrypt_only_key_that_has_served_is_not_exchanged_for_another_kek() {
-    let kms = Kms::new("served-a");
-    Kms::new("served-b");
+    let kms = ScriptedKms::new("served-a");
+    ScriptedKms::new("served-b");
     let old = Process::calm("served-a").await.encrypt(1).await.unwrap();
     kms.set(|state| state.encrypt_fails = Some(Kind::Denied));
     let mut process = Process::new();
@@ -288,7 +289,7 @@ async fn a_decrypt_only_key_that_has_served_is_not_exchanged_for_another_kek() {
 
 #[tokio::test]
 async fn a_disabled_version_is_not_hidden_by_decrypts_of_older_ones() {
-    let kms = Kms::new("newest");
+    let kms = ScriptedKms::new("newest");
     let mut process = Process::new();
     process.apply(json!([process.key(1, "newest")])).await.unwrap();
     process.until_healthy(1).await;
@@ -307,7 +308,7 @@ async fn a_disabled_version_is_not_hidden_by_decrypts_of_older_ones() {
 
 #[tokio::test]
 async fn status_tells_the_age_of_the_last_proof() {
-    Kms::new("age");
+    ScriptedKms::new("age");
     let process = Process::calm("age").await;
     let status = process.client(1).await.status(StatusRequest {}).await.unwrap();
     let age = status.metadata().get(crate::kms::PROOF_AGE).unwrap().to_str().unwrap();
@@ -316,7 +317,7 @@ async fn status_tells_the_age_of_the_last_proof() {
 
 #[tokio::test]
 async fn a_key_that_has_read_its_canary_outlives_the_version_that_wrapped_it() {
-    let kms = Kms::new("retired");
+    let kms = ScriptedKms::new("retired");
     let old = Process::calm("retired").await.encrypt(1).await.unwrap();
     let mut process = Process::new();
     let (mut key, token) = with_token(&process, "retired");

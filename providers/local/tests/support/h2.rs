@@ -176,11 +176,12 @@ fn literal(method: &str, form: u8) -> Vec<u8> {
 pub(crate) type Abuse = (&'static str, fn(&dyn Fn() -> Raw) -> Vec<Raw>);
 
 /// All that a client may do to a server.
-pub(crate) const ABUSES: [Abuse; 8] = [
+pub(crate) const ABUSES: [Abuse; 9] = [
     ("unfinished requests", unfinished),
     ("unfinished requests of a few bytes", short),
     ("answers that nobody reads", unread),
     ("answers for which there is no window", windowless),
+    ("requests given up", given_up),
     ("rapid reset", rapid_reset),
     ("CONTINUATION flood", continuation_flood),
     ("SETTINGS and PING flood", control_flood),
@@ -275,6 +276,20 @@ fn ask(open: &dyn Fn() -> Raw, settled: usize) -> Vec<Raw> {
         }
     }
     crowd
+}
+
+/// Whole requests that somebody must work on, by clients that leave at once, again and again.
+fn given_up(open: &dyn Fn() -> Raw) -> Vec<Raw> {
+    let whole = message(3, &[0x0a, 1, b'x']);
+    for _ in 0..CROWD {
+        let mut raw = open();
+        raw.settle();
+        for stream in streams(STREAMS) {
+            raw.request(stream, "Encrypt");
+            raw.body(stream, &whole, true);
+        }
+    }
+    Vec::new()
 }
 
 fn rapid_reset(open: &dyn Fn() -> Raw) -> Vec<Raw> {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn told(seats: &[Seat]) -> Vec<Option<Order>> {
+fn told(seats: &[Seat]) -> Vec<Option<CloseOrder>> {
     seats.iter().map(|seat| seat.0.order()).collect()
 }
 
@@ -17,15 +17,15 @@ async fn who_never_asked_goes_first_then_the_longest_idle_and_nobody_who_is_serv
     drop(seats[2].counter()());
     drop(seats[1].counter()());
     seats.push(enter().unwrap());
-    assert_eq!(told(&seats), [None, None, None, Some(Order::Gone), None]);
+    assert_eq!(told(&seats), [None, None, None, Some(CloseOrder::Gone), None]);
     drop(seats.pop());
     // Asked to leave in good order: they may be about to ask again.
     for _ in 0..2 {
         seats.push(enter().unwrap());
         drop(seats.last().unwrap().counter()());
     }
-    let polite = Some(Order::Leave);
-    assert_eq!(told(&seats), [None, None, polite, Some(Order::Gone), None, None]);
+    let polite = Some(CloseOrder::Leave);
+    assert_eq!(told(&seats), [None, None, polite, Some(CloseOrder::Gone), None, None]);
     let slow = seats[1].counter()();
     let mut busy: Vec<_> = seats[4..].iter().map(|seat| seat.counter()()).collect();
     for request in &mut busy {
@@ -55,12 +55,12 @@ async fn of_those_with_more_than_their_share_the_longest_waiting_is_closed() {
     let asked = honest.counter()();
     assert_eq!([&honest, &hostile, &other].map(|seat| seat.0.order()), [None; 3]);
     waiting.extend((0..100).map(|_| other.counter()()));
-    assert_eq!(hostile.ordered().await, Order::Gone);
+    assert_eq!(hostile.ordered().await, CloseOrder::Gone);
     assert_eq!([&honest, &other].map(|seat| seat.0.order()), [None; 2], "one is enough");
     drop((asked, early));
     let mut long = other.counter()();
     long.hold(MAX_HELD + 1).unwrap();
-    assert_eq!(other.ordered().await, Order::Gone);
+    assert_eq!(other.ordered().await, CloseOrder::Gone);
     assert_eq!(honest.0.order(), None);
     at_work.hold(1).unwrap();
     drop((long, waiting));

@@ -8,22 +8,22 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::Place;
+use super::SeatState;
 
 /// What is read of a connection before others have their turn: requests are counted when their tasks
 /// run, so that what all connections have read in between is bounded by nothing else.
 const TURN: usize = 8 * 1024;
 
 /// A connection that knows whether its client reads.
-pub(crate) struct Watched<T> {
+pub(crate) struct WatchedStream<T> {
     io: T,
     /// What was read in this turn.
     taken: usize,
-    place: Arc<Place>,
+    place: Arc<SeatState>,
 }
 
-impl<T> Watched<T> {
-    pub(super) fn new(io: T, place: Arc<Place>) -> Self {
+impl<T> WatchedStream<T> {
+    pub(super) fn new(io: T, place: Arc<SeatState>) -> Self {
         Self { io, taken: 0, place }
     }
 
@@ -37,7 +37,7 @@ impl<T> Watched<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for WatchedStream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -59,7 +59,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for WatchedStream<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -4,18 +4,18 @@ use clap::FromArgMatches;
 use tempfile::TempDir;
 
 use super::*;
-use crate::testing::{Kms, Scripted};
+use crate::testing::{Scripted, ScriptedKms};
 use crate::{Canary, Sealed, Secret};
 
 /// A key 1 at a KMS of this name.
 struct Stage {
-    kms: Arc<Kms>,
+    kms: Arc<ScriptedKms>,
     directory: TempDir,
 }
 
 impl Stage {
     fn new(kms: &str) -> Self {
-        let stage = Self { kms: Kms::new(kms), directory: tempfile::tempdir().unwrap() };
+        let stage = Self { kms: ScriptedKms::new(kms), directory: tempfile::tempdir().unwrap() };
         stage.write(&json!({"keys": [{"id": 1, "kek": {"kms": kms}}]}));
         stage
     }

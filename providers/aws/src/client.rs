@@ -34,7 +34,7 @@ use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::config_bag::ConfigBag;
 use sidekey_core::tls::Unusable;
 use sidekey_core::{Digest, Error, Files, Kind};
-use sidekey_rest::{Http, Lease, Limits, Proxy, Shared, Trust};
+use sidekey_rest::{Http, Lease, Limits, Proxy, SdkTransport, Shared, Trust};
 use tokio::time::{Instant, timeout_at};
 
 use crate::codes;
@@ -132,8 +132,8 @@ impl Client {
                 account
             }
         };
-        let own = account.config.to_builder().http_client(account.http.separate()).build();
-        let kms = Kms::from_conf(own);
+        let own = account.http.separate().for_sdk(config.settings().allows_plaintext());
+        let kms = Kms::from_conf(account.config.to_builder().http_client(own).build());
         Ok(Self { kms, account, dying: Mutex::default(), learned: AtomicI64::default() })
     }
 
@@ -293,12 +293,13 @@ impl Account {
     async fn new(config: &Config, files: &Files) -> Result<Self, Error> {
         let settings = config.settings();
         let http = connections(config, files)?;
-        let sdk = load(config, files, &http).await;
+        let transport = http.for_sdk(settings.allows_plaintext());
+        let sdk = load(config, files, &transport).await;
         let region = sdk.region().map(ToString::to_string).ok_or_else(|| {
             Error::new(Kind::Config, "the region of the key is not known")
                 .with_hint("set kek.region, name the key by its ARN, or set AWS_REGION")
         })?;
-        let lease = sources::lease(config, files, &sdk, &http).await?;
+        let lease = sources::lease(config, files, &sdk, (&http, transport)).await?;
         let config = service(&sdk, &settings).credentials_provider(Leased(lease.clone()));
         Ok(Self {
             config: config.build(),
@@ -396,9 +397,9 @@ fn some(context: &HashMap<String, String>) -> Option<HashMap<String, String>> {
 }
 
 /// What the SDK makes of the environment, the profile and our settings.
-async fn load(config: &Config, files: &Files, http: &Http) -> SdkConfig {
+async fn load(config: &Config, files: &Files, transport: &SdkTransport) -> SdkConfig {
     let mut loader = aws_config::defaults(BehaviorVersion::latest())
-        .http_client(http.clone())
+        .http_client(transport.clone())
         .sleep_impl(TokioSleep::new())
         .retry_config(RetryConfig::disabled())
         .timeout_config(TimeoutConfig::disabled())

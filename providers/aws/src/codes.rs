@@ -148,6 +148,11 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
         if let Some(error) = error.downcast_ref::<SdkError<AssumeRoleError, HttpResponse>>() {
             return final_word(explain("sts:AssumeRole", object, error));
         }
+        // What the transport refuses to send.
+        if let Some(ours) = error.downcast_ref::<Error>().filter(|e| e.kind() == Kind::Config) {
+            let error = Error::new(Kind::Config, format!("AWS credentials cannot be had: {ours}"));
+            return error.with_hint(ours.hint().unwrap_or_default()).after_reload();
+        }
         cause = error.source();
     }
     let (kind, what, hint) = match error {

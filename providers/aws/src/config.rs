@@ -196,8 +196,7 @@ impl Settings {
                     problems.add(&path, "is no URL: write https://host[:port]");
                 }
                 Some(Ok(address)) => {
-                    let allowed = self.allow_plaintext.unwrap_or(false);
-                    address.check_exposed(&path, allowed, problems);
+                    address.check_exposed(&path, self.allows_plaintext(), problems);
                 }
                 None => {}
             }
@@ -228,6 +227,11 @@ impl Settings {
         parts.next()?;
         let digits = !account.is_empty() && account.bytes().all(|b| b.is_ascii_digit());
         (arn == "arn" && digits).then_some(account)
+    }
+
+    /// Whether plain HTTP may leave this machine.
+    pub(crate) fn allows_plaintext(&self) -> bool {
+        self.allow_plaintext.unwrap_or(false)
     }
 
     /// How long to wait for a connection.

@@ -55,6 +55,9 @@ pub struct Flags {
     /// Retry tokens; a retry costs 5 of them, a success brings back 1
     #[arg(long, value_name = "N")]
     retry_token_capacity: Option<u32>,
+    /// Let plain HTTP leave this machine: something else protects the way
+    #[arg(long)]
+    allow_plaintext: bool,
     /// Log at level debug
     #[arg(long)]
     debug: bool,
@@ -159,6 +162,7 @@ impl Flags {
             ("--kms-endpoint", self.kms_endpoint.is_some()),
             ("--encryption-context", !self.encryption_context.is_empty()),
             ("--source-arn", self.source_arn.is_some()),
+            ("--allow-plaintext", self.allow_plaintext),
             ("--health-port", self.health_port.is_some()),
             ("--retry-token-capacity", self.retry_token_capacity.is_some()),
         ];
@@ -181,8 +185,9 @@ impl Flags {
                 settings.insert(field.into(), text.into());
             }
         }
-        // Whoever gives such a flag has seen it; the replaced plugin takes it too.
-        if self.kms_endpoint.as_deref().is_some_and(|url| url.starts_with("http://")) {
+        // Whoever names such an endpoint here has seen it, and the replaced plugin takes it too.
+        let plain = self.kms_endpoint.as_deref().is_some_and(|url| url.starts_with("http://"));
+        if plain || self.allow_plaintext {
             settings.insert("allowPlaintext".into(), true.into());
         }
         if let Some(tokens) = self.retry_tokens() {

@@ -21,7 +21,7 @@ use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
 use aws_smithy_async::rt::sleep::TokioSleep;
 use sidekey_core::{Error, Files, Kind, Secret, sha256};
 use sidekey_rest::lease::{Grant, Held, Source};
-use sidekey_rest::{Clock, Http, Lease};
+use sidekey_rest::{Clock, Http, Lease, SdkTransport};
 use tokio::time::Instant;
 
 use crate::client::SKEW;
@@ -92,9 +92,9 @@ pub(crate) async fn lease(
     config: &Config,
     files: &Files,
     sdk: &SdkConfig,
-    http: &Http,
+    (http, transport): (&Http, SdkTransport),
 ) -> Result<Lease<Chain>, Error> {
-    let provider = provider(config, files, sdk, http).await?;
+    let provider = provider(config, files, sdk, transport).await?;
     let mut identity = format!("{:?} {:?}", config.credentials(), sdk.region()).into_bytes();
     let environment = Environment::process();
     let named = config.named_files(files, &environment);
@@ -110,7 +110,7 @@ async fn provider(
     config: &Config,
     files: &Files,
     sdk: &SdkConfig,
-    http: &Http,
+    transport: SdkTransport,
 ) -> Result<SharedCredentialsProvider, Error> {
     let (credentials, environment) = (config.credentials(), Environment::process());
     let sts = match config.settings().sts_endpoint {
@@ -130,7 +130,7 @@ async fn provider(
         SharedCredentialsProvider::new(keys)
     } else if credentials.has_files() {
         let provider = ProviderConfig::empty()
-            .with_http_client(http.clone())
+            .with_http_client(transport)
             .with_sleep_impl(TokioSleep::new())
             .with_region(sdk.region().cloned());
         let profile = ProfileFileCredentialsProvider::builder()

@@ -52,6 +52,8 @@ pub use body::{form, json, read};
 pub use clock::Clock;
 pub use http::{Answer, Http, Limits, Proxy, Request, secret_header};
 pub use lease::Lease;
+#[cfg(feature = "aws")]
+pub use sdk::SdkTransport;
 pub use servers::Servers;
 pub use shared::Shared;
 pub use tls::Trust;

@@ -97,6 +97,7 @@ fn every_flag_of_the_replaced_plugin_is_taken() {
         "--health-kms-version=v2",
         "--qps-limit=0",
         "--burst-limit=0",
+        "--allow-plaintext",
         "--debug",
     ])
     .unwrap();
@@ -104,6 +105,7 @@ fn every_flag_of_the_replaced_plugin_is_taken() {
         "endpoint": "https://kms.example.com",
         "sourceArn": "arn:aws:eks:us-east-1:111122223333:cluster/prod",
         "retryTokens": 50,
+        "allowPlaintext": true,
     });
     assert_eq!(document["keys"][0]["settings"], settings);
     assert_eq!(document["keys"][0]["listen"], LISTEN);

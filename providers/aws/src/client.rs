@@ -11,7 +11,6 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -34,7 +33,7 @@ use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::config_bag::ConfigBag;
 use sidekey_core::tls::Unusable;
 use sidekey_core::{Digest, Error, Files, Kind};
-use sidekey_rest::{Http, Lease, Limits, Proxy, SdkTransport, Shared, Trust};
+use sidekey_rest::{Http, Learner, Lease, Limits, Proxy, SdkTransport, Shared, Trust};
 use tokio::time::{Instant, timeout_at};
 
 use crate::codes;
@@ -51,8 +50,6 @@ const MAX_ANSWER: usize = 256 * 1024;
 const PACE: Duration = Duration::from_secs(10);
 /// Between two looks at a key that is refused for its state.
 const LOOK: Duration = Duration::from_secs(60);
-/// Clocks that differ by less are none of AWS's business.
-pub(crate) const SKEW: u64 = 60;
 
 /// What tells one account from another: the digest is that of all their files.
 #[derive(PartialEq)]
@@ -94,9 +91,7 @@ pub(crate) struct Client {
     pub(crate) account: Arc<Account>,
     /// When the key is deleted, if it is, and when that was last looked up for its sake.
     dying: Mutex<(Option<SystemTime>, Option<Instant>)>,
-    /// How wrong our clock was, in seconds, when this client of the SDK learned it: each learns by
-    /// a refusal of its own, whatever others know.
-    learned: AtomicI64,
+    learner: Learner,
 }
 
 /// A call that failed, and what the caller may want to know of it.
@@ -134,7 +129,8 @@ impl Client {
         };
         let own = account.http.separate().for_sdk(config.settings().allows_plaintext());
         let kms = Kms::from_conf(account.config.to_builder().http_client(own).build());
-        Ok(Self { kms, account, dying: Mutex::default(), learned: AtomicI64::default() })
+        let learner = Learner::new(account.http.clock().clone());
+        Ok(Self { kms, account, dying: Mutex::default(), learner })
     }
 
     /// The region that it speaks to.
@@ -246,29 +242,19 @@ impl Client {
         let left = deed.deadline.saturating_duration_since(now);
         let limit = now + account.attempt.unwrap_or_else(|| left.mul_f32(SHARE));
         let work = async {
-            let (used, skew) = (account.lease.get(limit).await?, account.skew());
-            let first = send().await;
-            let code = first.as_ref().err().and_then(|error| error.as_service_error()?.code());
-            let again = match code {
-                Some(code) if codes::concerns_credentials(code) => {
-                    let held = account.lease.held();
-                    let again =
-                        held.is_none_or(|held| !Arc::ptr_eq(&held, &used)) || account.may_replace();
-                    if again {
-                        account.lease.discard(&used);
-                        account.lease.get(limit).await?;
-                    }
-                    again
-                }
-                Some(code) if codes::concerns_clock(code) => {
-                    let now = account.skew();
-                    let learned = self.learned.swap(now, Ordering::Relaxed);
-                    now.abs_diff(skew) > SKEW || now.abs_diff(learned) > SKEW
-                }
-                Some(_) => false,
-                None => false,
-            };
-            Ok(if again { send().await } else { first })
+            let used = account.lease.get(limit).await?;
+            let first =
+                self.learner.call(&send, |error| codes::is_one(code(error), codes::CLOCK)).await;
+            if !first.as_ref().is_err_and(|error| codes::is_one(code(error), codes::CREDENTIALS)) {
+                return Ok(first);
+            }
+            let held = account.lease.held();
+            if held.is_some_and(|held| Arc::ptr_eq(&held, &used)) && !account.may_replace() {
+                return Ok(first);
+            }
+            account.lease.discard(&used);
+            account.lease.get(limit).await?;
+            Ok(send().await)
         };
         let late = |_| Err(codes::slow(deed.action, deed.object));
         let failure = match timeout_at(limit, work).await.unwrap_or_else(late) {
@@ -277,7 +263,7 @@ impl Client {
                 return Ok(answer);
             }
             Ok(Err(error)) => Failure {
-                code: error.as_service_error().and_then(|error| error.code().map(str::to_owned)),
+                code: code(&error).map(str::to_owned),
                 error: codes::explain(deed.action, deed.object, &error),
             },
             Err(error) => Failure { error, code: None },
@@ -310,10 +296,6 @@ impl Account {
             region,
             replaced: Mutex::default(),
         })
-    }
-
-    fn skew(&self) -> i64 {
-        self.http.clock().skew()
     }
 
     /// What is refused with fresh credentials is refused for another reason.
@@ -353,6 +335,11 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         failure.error
     }
+}
+
+/// The code that AWS gave, if it gave one.
+fn code<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> Option<&str> {
+    error.as_service_error()?.code()
 }
 
 /// On whose behalf the key is used, as account and ARN: key policies may ask for it, so that AWS is

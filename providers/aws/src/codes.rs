@@ -22,9 +22,9 @@ const XKS: &str =
     "the external key store does not answer: see to its proxy, or connect the key store";
 
 /// Codes that say that the credentials themselves are no longer any good.
-const CREDENTIALS: &str = "ExpiredTokenException|ExpiredToken|TokenRefreshRequired|UnrecognizedClientException|InvalidClientTokenId|InvalidAccessKeyId";
+pub(crate) const CREDENTIALS: &str = "ExpiredTokenException|ExpiredToken|TokenRefreshRequired|UnrecognizedClientException|InvalidClientTokenId|InvalidAccessKeyId";
 /// Codes that may speak of the time that we told.
-const CLOCK: &str =
+pub(crate) const CLOCK: &str =
     "InvalidSignatureException|SignatureDoesNotMatch|RequestTimeTooSkewed|RequestExpired";
 
 /// The one place where codes become kinds: the first line that fits.
@@ -106,14 +106,13 @@ where
 }
 
 fn refused(refusal: Refusal<'_>) -> Error {
-    let code = refusal.code.unwrap_or_default();
-    if matches!(code, "KMSInvalidStateException" | "KMSInternalException")
+    if is_one(refusal.code, "KMSInvalidStateException|KMSInternalException")
         && of_key_store(refusal.text)
     {
         return refusal.error(Kind::Unavailable, XKS);
     }
     let error = refusal.explain(CODES);
-    if concerns_credentials(code) { error.after_reload() } else { error }
+    if is_one(refusal.code, CREDENTIALS) { error.after_reload() } else { error }
 }
 
 /// No answer in the time that one try has.
@@ -125,14 +124,9 @@ pub(crate) fn slow(action: &str, object: &str) -> Error {
 /// What decides about where a call is sent.
 const ADDRESS: &str = "check kek.region, settings.endpoint, settings.fips and settings.dualstack";
 
-/// Whether the code says that the credentials themselves are no longer any good.
-pub(crate) fn concerns_credentials(code: &str) -> bool {
-    CREDENTIALS.split('|').any(|known| known == code)
-}
-
-/// Whether the code may speak of the time that we told.
-pub(crate) fn concerns_clock(code: &str) -> bool {
-    CLOCK.split('|').any(|known| known == code)
+/// Whether a code is one of those in a line of the table.
+pub(crate) fn is_one(code: Option<&str>, of: &str) -> bool {
+    code.is_some_and(|code| of.split('|').any(|known| known == code))
 }
 
 /// Explains why there are no credentials.

@@ -7,7 +7,6 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use aws_config::SdkConfig;
@@ -21,10 +20,9 @@ use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
 use aws_smithy_async::rt::sleep::TokioSleep;
 use sidekey_core::{Error, Files, Kind, Secret, sha256};
 use sidekey_rest::lease::{Grant, Held, Source};
-use sidekey_rest::{Clock, Http, Lease, SdkTransport};
+use sidekey_rest::{Clock, Http, Learner, Lease, SdkTransport};
 use tokio::time::Instant;
 
-use crate::client::SKEW;
 use crate::codes;
 use crate::config::{self, Config};
 use crate::dropin::environment::Environment;
@@ -41,8 +39,8 @@ const OWN_TIME: Duration = Duration::from_secs(20);
 pub(crate) struct Chain {
     provider: SharedCredentialsProvider,
     clock: Arc<Clock>,
-    /// How wrong our clock was, in seconds, when the SDK's client of STS learned it.
-    learned: AtomicI64,
+    /// Of the SDK's client of STS.
+    learner: Learner,
 }
 
 /// The lease as the SDK asks for it.
@@ -63,12 +61,9 @@ impl Source for Chain {
         _: Option<Arc<Held<Credentials>>>,
         _: Instant,
     ) -> Result<Grant<Credentials>, Error> {
-        let mut found = self.provider.provide_credentials().await;
-        let now = self.clock.skew();
-        // A role that is taken with other credentials is signed for: a refusal has told the time.
-        if found.is_err() && now.abs_diff(self.learned.swap(now, Ordering::Relaxed)) > SKEW {
-            found = self.provider.provide_credentials().await;
-        }
+        // A role that is taken with other credentials is signed for. What a source of credentials
+        // says of a refusal differs: any may be for the time.
+        let found = self.learner.call(|| self.provider.provide_credentials(), |_| true).await;
         let item = found.and_then(sound).map_err(|error| codes::no_credentials(&error))?;
         let life = item.expiry().map(|end| self.clock.until(end));
         Ok(Grant { item, life })
@@ -102,7 +97,7 @@ pub(crate) async fn lease(
         identity.extend(files.secret(&path).map(|file| sha256(file.expose())).unwrap_or_default());
     }
     let clock = http.clock().clone();
-    let chain = Chain { provider, clock, learned: AtomicI64::default() };
+    let chain = Chain { provider, learner: Learner::new(clock.clone()), clock };
     Ok(Lease::new(chain, sha256(&identity), PAUSE))
 }
 

@@ -49,7 +49,7 @@ pub mod tls;
 
 pub use address::Address;
 pub use body::{form, json, read};
-pub use clock::Clock;
+pub use clock::{Clock, Learner};
 pub use http::{Answer, Http, Limits, Proxy, Request, secret_header};
 pub use lease::Lease;
 #[cfg(feature = "aws")]

@@ -52,7 +52,6 @@ use crate::kek::{Kek, Material};
 use crate::key_id::{Target, Version};
 
 pub use config::Config;
-pub use dropin::Flags;
 
 /// The first byte of every ciphertext, as the replaced plugin writes and wants it.
 const FORMAT: u8 = b'1';

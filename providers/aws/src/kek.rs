@@ -56,6 +56,8 @@ impl Kek {
             let known = known.refreshed(client, name, context).await?;
             return Ok(Self { fresh: true, ..known });
         }
+        // A key that is disabled or dying is taken for what it is: who serves it tells so, with the
+        // day of its deletion.
         let described = match client.describe(&name.to_string(), own_deadline()).await {
             Ok(metadata) => Some(Described::new(name, metadata)?),
             Err(failure) if failure.is("AccessDeniedException") || failure.is("AccessDenied") => {
@@ -72,7 +74,8 @@ impl Kek {
             },
         };
         let why = if described.is_some() { UNTOLD } else { DENIED };
-        let told = described.and_then(|described| described.material);
+        let (told, state) = described.map_or((None, Ok(())), |found| (found.material, found.state));
+        let fresh = state.is_ok();
         let material = match (before.map(|before| &before.material), told) {
             (_, Some(material)) => Material::Known(material),
             // What was known of this key is still better than nothing: Decrypt tells the rest.
@@ -82,12 +85,14 @@ impl Kek {
                 known.clone()
             }
             (_, None) => {
+                // While it has none, that says nothing of what will be told.
+                state?;
                 tracing::warn!(key = %arn, why, hint = "allow kms:DescribeKey on the key, then load the configuration anew",
                     "key_id is the ARN alone: rotation of the key material will not be noticed");
                 Material::Unknown(why)
             }
         };
-        Ok(Self { fresh: true, ..Self::new(arn, material) })
+        Ok(Self { fresh, ..Self::new(arn, material) })
     }
 
     fn new(arn: KeyArn, material: Material) -> Self {
@@ -116,6 +121,7 @@ impl Kek {
             return self.moved(client, name, context, arn, described).await;
         }
         let described = described?;
+        described.state?;
         let material = match (&self.material, described.material) {
             (Material::Known(_), Some(material)) => Material::Known(material),
             (known, _) => known.clone(),
@@ -182,8 +188,8 @@ impl Kek {
             return Err(Error::new(Kind::KeyState, what));
         }
         let tried = match described {
+            Ok(Described { state: Err(error), .. }) | Err(error) => Err(error),
             Ok(new) => round_trip(client, &new.arn, context).await.map(|()| new),
-            Err(error) => Err(error),
         };
         let new = match tried {
             Ok(new) => new,
@@ -211,10 +217,12 @@ impl Kek {
     }
 }
 
-/// What DescribeKey tells of a key that can be used.
+/// What DescribeKey tells of a key that encrypts and decrypts.
 struct Described {
     arn: KeyArn,
     material: Option<String>,
+    /// Why it does not now, if so.
+    state: Result<(), Error>,
 }
 
 impl Described {
@@ -227,20 +235,23 @@ impl Described {
                     "only keys of spec SYMMETRIC_DEFAULT and usage ENCRYPT_DECRYPT can be used",
                 ));
         }
-        if let Some((state, hint)) = metadata.key_state.as_ref().and_then(unusable) {
-            let date = metadata.deletion_date.and_then(|date| SystemTime::try_from(date).ok());
-            let until = date.map_or_else(String::new, |date| {
-                format!(", to be deleted at {}", sidekey_core::time(date))
-            });
-            let what = format!("{name} is {state}{until}");
-            return Err(Error::new(Kind::KeyState, what).with_hint(hint));
-        }
         let arn = metadata.arn.as_deref().and_then(KeyArn::parse).ok_or_else(|| {
             Error::new(Kind::Bug, format!("kms:DescribeKey on {name} gave no ARN"))
                 .with_hint("see whether the endpoint is AWS KMS")
         })?;
+        let state = match metadata.key_state.as_ref().and_then(unusable) {
+            None => Ok(()),
+            Some((state, hint)) => {
+                let date = metadata.deletion_date.and_then(|date| SystemTime::try_from(date).ok());
+                let until = date.map_or_else(String::new, |date| {
+                    format!(", to be deleted at {}", sidekey_core::time(date))
+                });
+                let what = format!("{name} is {state}{until}");
+                Err(Error::new(Kind::KeyState, what).with_hint(hint))
+            }
+        };
         let material = metadata.current_key_material_id.filter(|id| is_material(id));
-        Ok(Self { arn, material })
+        Ok(Self { arn, material, state })
     }
 }
 

@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use sidekey_rest::testing::{Fake as Server, Reply, takes_no_bad_answer};
+use sidekey_rest::testing::{Fake as Server, Reply, takes_no_bad_answer, takes_no_wrong_key};
 
 use super::*;
 use crate::testing::{A, B, DELETION, Fake, call, material};
@@ -221,6 +221,33 @@ async fn the_day_of_deletion_is_known_as_soon_as_a_call_is_refused_for_it_and_fo
 }
 
 #[tokio::test]
+async fn the_day_of_deletion_is_known_of_a_key_that_was_never_seen_to_work() {
+    let fake = Fake::start().await;
+    fake.state().states.insert(A.into(), "PendingDeletion");
+    let config = fake.config(A);
+    let files = Aws::files(&config);
+    let files = Files::read(files.iter().map(PathBuf::as_path)).unwrap();
+    let key = Aws::connect(&config, &files, None).await.unwrap();
+    assert_eq!(key.deletion().at, Some(SystemTime::UNIX_EPOCH + DELETION));
+    assert_eq!(key.key_id().await.unwrap_err().kind(), Kind::KeyState);
+    fake.state().states.clear();
+    assert_eq!(key.key_id().await.unwrap(), version(A, 1));
+    assert_eq!(key.deletion().at, None, "the deletion was cancelled");
+}
+
+#[tokio::test]
+async fn a_key_without_material_is_not_taken_for_one_whose_material_is_never_told() {
+    let fake = Fake::start().await;
+    fake.state().states.insert(A.into(), "PendingImport");
+    fake.state().tells = false;
+    let error = fake.connect(&fake.config(A), None).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), Kind::KeyState);
+    fake.state().states.clear();
+    fake.state().tells = true;
+    assert_eq!(fake.key(A).await.key_id().await.unwrap(), version(A, 1));
+}
+
+#[tokio::test]
 async fn forged_or_foreign_data_is_refused_by_kind() {
     let fake = Fake::start().await;
     let key = fake.key(A).await;
@@ -368,6 +395,24 @@ async fn bad_answers_are_clear_errors_and_change_nothing() {
         async || key.encrypt(&version(A, 1), b"seed", &call()).await.map(drop),
     )
     .await;
+    let wrong = [
+        ("RSA_2048", "ENCRYPT_DECRYPT"),
+        ("RSA_4096", "SIGN_VERIFY"),
+        ("HMAC_256", "GENERATE_VERIFY_MAC"),
+        ("ECC_NIST_P256", "KEY_AGREEMENT"),
+        ("SYMMETRIC_DEFAULT", "SIGN_VERIFY"),
+        ("AES_1024", "ENCRYPT_DECRYPT"),
+    ];
+    let wrong = wrong.map(|(spec, usage)| {
+        let metadata = serde_json::json!({
+            "KeyId": A, "Arn": A, "KeySpec": spec, "KeyUsage": usage, "KeyState": "Enabled",
+        });
+        (spec, serde_json::json!({"KeyMetadata": metadata}))
+    });
+    let config = fake.config(A);
+    takes_no_wrong_key(&fake.server, &wrong, async || key.key_id().await.map(drop)).await;
+    let connect = async || fake.connect(&config, None).await.map(drop);
+    takes_no_wrong_key(&fake.server, &wrong, connect).await;
     assert_eq!(key.key_id().await.unwrap(), version(A, 1));
 }
 

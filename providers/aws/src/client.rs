@@ -10,7 +10,6 @@
 //! made once more.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -36,11 +35,12 @@ use sidekey_core::{Digest, Error, Files, Kind};
 use sidekey_rest::{Http, Learner, Lease, Limits, Proxy, SdkTransport, Shared, Trust};
 use tokio::time::{Instant, timeout_at};
 
+use crate::arn::KeyName;
 use crate::codes;
 use crate::config::{Config, Credentials, Settings};
 use crate::dropin::environment::Environment;
 use crate::dropin::retries::Budget;
-use crate::sources::{self, Chain, Leased};
+use crate::sources::{self, Chain};
 
 /// A try gets this part of the time that is left, so that there is some for another one.
 const SHARE: f32 = 0.6;
@@ -51,22 +51,10 @@ const PACE: Duration = Duration::from_secs(10);
 /// Between two looks at a key that is refused for its state.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// What tells one account from another: the digest is that of all their files.
-#[derive(PartialEq)]
-struct Making {
-    region: Option<String>,
-    settings: Settings,
-    credentials: Credentials,
-    files: Digest,
-}
-
-/// What tells one set of connections from another.
-#[derive(PartialEq)]
-struct Ways {
-    bundle: Option<[u8; 32]>,
-    connect_timeout: Duration,
-    proxy: Option<String>,
-}
+/// What an account is made of: its region, and the digest of all its files.
+type Making = (Option<String>, Settings, Credentials, Digest);
+/// What connections are made of: the hash of the CA bundle, the time to connect, the proxy.
+type Ways = (Option<[u8; 32]>, Duration, Option<String>);
 
 /// The accounts in use, found again by what they are made of.
 static ACCOUNTS: Shared<Making, Account> = Shared::new();
@@ -87,8 +75,13 @@ pub(crate) struct Account {
 
 /// A client of AWS KMS for one key.
 pub(crate) struct Client {
-    kms: Kms,
+    /// The SDK's own, for calls that are made through [`run`](Self::run).
+    pub(crate) kms: Kms,
     pub(crate) account: Arc<Account>,
+    /// The key as configured, in the region of the account.
+    pub(crate) name: KeyName,
+    /// What every ciphertext is bound to.
+    context: Option<HashMap<String, String>>,
     /// When the key is deleted, if it is, and when that was last looked up for its sake.
     dying: Mutex<(Option<SystemTime>, Option<Instant>)>,
     learner: Learner,
@@ -112,12 +105,7 @@ pub(crate) struct Deed<'a> {
 impl Client {
     /// A client for `config`, on an account in use if there is one, or a new one.
     pub(crate) async fn new(config: &Config, files: &Files) -> Result<Self, Error> {
-        let making = Making {
-            region: config.region(),
-            settings: config.settings(),
-            credentials: config.credentials(),
-            files: files.digest(),
-        };
+        let making = (config.region(), config.settings(), config.credentials(), files.digest());
         let account = match ACCOUNTS.find(&making) {
             Some(account) => account,
             None => {
@@ -130,17 +118,10 @@ impl Client {
         let own = account.http.separate().for_sdk(config.settings().allows_plaintext());
         let kms = Kms::from_conf(account.config.to_builder().http_client(own).build());
         let learner = Learner::new(account.http.clock().clone());
-        Ok(Self { kms, account, dying: Mutex::default(), learner })
-    }
-
-    /// The region that it speaks to.
-    pub(crate) fn region(&self) -> &str {
-        &self.account.region
-    }
-
-    /// The SDK's own client, for calls that are made through [`run`](Self::run).
-    pub(crate) fn kms(&self) -> &Kms {
-        &self.kms
+        let name = config.key().ok_or_else(|| Error::new(Kind::Config, "no key is set"))?;
+        let name = name.in_region(&account.region);
+        let context = Some(config.encryption_context()).filter(|context| !context.is_empty());
+        Ok(Self { kms, account, name, context, dying: Mutex::default(), learner })
     }
 
     /// `kms:DescribeKey`.
@@ -189,13 +170,12 @@ impl Client {
         &self,
         object: &str,
         plaintext: &[u8],
-        context: &HashMap<String, String>,
         deadline: Instant,
     ) -> Result<EncryptOutput, Failure> {
         let deed = Deed { action: "kms:Encrypt", object, deadline };
         let send = || {
             let call = self.kms.encrypt().key_id(object).plaintext(Blob::new(plaintext));
-            call.set_encryption_context(some(context)).send()
+            call.set_encryption_context(self.context.clone()).send()
         };
         let answer = self.looked_at(deed, self.run(deed, send).await).await?;
         let blob = answer.ciphertext_blob.as_ref();
@@ -210,14 +190,14 @@ impl Client {
         &self,
         key: Option<&str>,
         blob: &[u8],
-        context: &HashMap<String, String>,
         deadline: Instant,
     ) -> Result<DecryptOutput, Failure> {
         let object = key.unwrap_or("the key that the data names");
         let deed = Deed { action: "kms:Decrypt", object, deadline };
         let send = || {
             let call = self.kms.decrypt().ciphertext_blob(Blob::new(blob));
-            call.set_key_id(key.map(str::to_owned)).set_encryption_context(some(context)).send()
+            let call = call.set_encryption_context(self.context.clone());
+            call.set_key_id(key.map(str::to_owned)).send()
         };
         let answer = self.looked_at(deed, self.run(deed, send).await).await?;
         if answer.plaintext.is_none() {
@@ -286,12 +266,12 @@ impl Account {
                 .with_hint("set kek.region, name the key by its ARN, or set AWS_REGION")
         })?;
         let lease = sources::lease(config, files, &sdk, (&http, transport)).await?;
-        let config = service(&sdk, &settings).credentials_provider(Leased(lease.clone()));
+        let config = service(&sdk, &settings).credentials_provider(sources::leased(lease.clone()));
         Ok(Self {
             config: config.build(),
             http,
             lease,
-            budget: settings.retry_tokens().map(Budget::new),
+            budget: settings.retry_tokens.map(Budget::new),
             attempt: settings.attempt_timeout(),
             region,
             replaced: Mutex::default(),
@@ -379,10 +359,6 @@ fn service(sdk: &SdkConfig, settings: &Settings) -> Builder {
     }
 }
 
-fn some(context: &HashMap<String, String>) -> Option<HashMap<String, String>> {
-    (!context.is_empty()).then(|| context.clone())
-}
-
 /// What the SDK makes of the environment, the profile and our settings.
 async fn load(config: &Config, files: &Files, transport: &SdkTransport) -> SdkConfig {
     let mut loader = aws_config::defaults(BehaviorVersion::latest())
@@ -410,19 +386,15 @@ fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
     let (settings, environment) = (config.settings(), Environment::process());
     let path = config.ca_bundle(&environment);
     let bundle = path.as_deref().map(|path| files.secret(path)).transpose()?;
-    let ways = Ways {
-        bundle: bundle.map(|bundle| sidekey_core::sha256(bundle.expose())),
-        connect_timeout: settings.connect_timeout(),
-        proxy: settings.proxy.clone(),
-    };
+    let bundle = bundle.map(|bundle| sidekey_core::sha256(bundle.expose()));
+    let ways = (bundle, settings.connect_timeout(), settings.proxy);
     if let Some(http) = CONNECTIONS.find(&ways) {
         return Ok(http);
     }
     // Bundles of the system, too, are given here, and hold certificates that no TLS library takes.
-    let path: Option<&Path> = path.as_deref();
-    let trust = Trust::new(path, Unusable::Skip, None, files, "settings.caBundle")?;
-    let limits = Limits { connect: ways.connect_timeout, answer: MAX_ANSWER, ..Limits::default() };
-    let http = Arc::new(Http::new(&trust, Proxy::new(ways.proxy.as_deref()), limits));
+    let trust = Trust::new(path.as_deref(), Unusable::Skip, None, files, "settings.caBundle")?;
+    let limits = Limits { connect: ways.1, answer: MAX_ANSWER, ..Limits::default() };
+    let http = Arc::new(Http::new(&trust, Proxy::new(ways.2.as_deref()), limits));
     CONNECTIONS.keep(ways, &http);
     Ok(http)
 }

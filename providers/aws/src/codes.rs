@@ -10,7 +10,7 @@ use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use aws_smithy_runtime_api::client::result::SdkError;
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 use sidekey_core::{Error, Kind};
-use sidekey_rest::codes::{Code, Refusal, said};
+use sidekey_rest::codes::{Code, Refusal, chain};
 
 const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'static str) -> Code {
     Code { action, code, kind, hint }
@@ -184,21 +184,6 @@ fn final_word(error: Error) -> Error {
 fn of_key_store(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     text.contains("external key store") || text.contains("custom key store")
-}
-
-/// An error with its causes, each once.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    said(&text)
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ pub(crate) struct Settings {
     connect_timeout: Option<String>,
     #[serde(deserialize_with = "fields::text")]
     attempt_timeout: Option<String>,
-    retry_tokens: Option<u32>,
+    pub(crate) retry_tokens: Option<u32>,
     allow_plaintext: Option<bool>,
 }
 
@@ -242,11 +242,6 @@ impl Settings {
     /// How long one try may take, if that is set.
     pub(crate) fn attempt_timeout(&self) -> Option<Duration> {
         time(&self.attempt_timeout)
-    }
-
-    /// A budget beside that of the key, where one is set.
-    pub(crate) fn retry_tokens(&self) -> Option<u32> {
-        self.retry_tokens
     }
 }
 

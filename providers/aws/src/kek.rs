@@ -1,6 +1,5 @@
 //! The key behind the configured name: which one it is, and which key material it has now.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -39,21 +38,20 @@ const DENIED: &str = "kms:DescribeKey is not allowed";
 const UNTOLD: &str = "kms:DescribeKey does not tell it";
 
 impl Kek {
-    /// Asks KMS what `name` stands for. `before` is what the client in use knows; whether the
-    /// material can be known is decided once for each configuration, so that key_id never goes
-    /// to and fro between its two forms.
+    /// Asks KMS what the configured name stands for. `before` is what the client in use knows;
+    /// whether the material can be known is decided once for each configuration, so that key_id
+    /// never goes to and fro between its two forms.
     pub(crate) async fn find(
         client: &Client,
-        name: &KeyName,
-        context: &HashMap<String, String>,
         before: Option<&Self>,
         same_configuration: bool,
     ) -> Result<Self, Error> {
+        let name = &client.name;
         if let Some(before) = before.filter(|_| same_configuration) {
             // Nothing but files has changed. New credentials must not have to wait for an alias
             // that somebody has pointed at a key which does not work.
             let known = Self { fresh: false, ..before.clone() };
-            let known = known.refreshed(client, name, context).await?;
+            let known = known.refreshed(client).await?;
             return Ok(Self { fresh: true, ..known });
         }
         // A key that is disabled or dying is taken for what it is: who serves it tells so, with the
@@ -70,7 +68,7 @@ impl Kek {
             (None, KeyName::Arn(arn)) => arn.clone(),
             (None, _) => match before {
                 Some(before) => before.arn.clone(),
-                None => by_encrypting(client, name, context).await?,
+                None => by_encrypting(client).await?,
             },
         };
         let why = if described.is_some() { UNTOLD } else { DENIED };
@@ -102,12 +100,8 @@ impl Kek {
 
     /// What KMS says now. It is asked for the state of the key, for its material, and for where
     /// an alias points; whether the key works, Encrypt and Decrypt tell better.
-    pub(crate) async fn refreshed(
-        &self,
-        client: &Client,
-        name: &KeyName,
-        context: &HashMap<String, String>,
-    ) -> Result<Self, Error> {
+    pub(crate) async fn refreshed(&self, client: &Client) -> Result<Self, Error> {
+        let name = &client.name;
         if self.fresh || (matches!(self.material, Material::Unknown(_)) && !name.is_alias()) {
             return Ok(Self { fresh: false, ..self.clone() });
         }
@@ -118,7 +112,7 @@ impl Kek {
         let arn = metadata.arn.as_deref().and_then(KeyArn::parse);
         let described = Described::new(name, metadata);
         if let Some(arn) = arn.filter(|arn| !arn.is_same_key(&self.arn)) {
-            return self.moved(client, name, context, arn, described).await;
+            return self.moved(client, arn, described).await;
         }
         let described = described?;
         described.state?;
@@ -178,18 +172,17 @@ impl Kek {
     async fn moved(
         &self,
         client: &Client,
-        name: &KeyName,
-        context: &HashMap<String, String>,
         arn: KeyArn,
         described: Result<Described, Error>,
     ) -> Result<Self, Error> {
+        let name = &client.name;
         if !name.is_alias() {
             let what = format!("kms:DescribeKey on {name} was answered for {arn}");
             return Err(Error::new(Kind::KeyState, what));
         }
         let tried = match described {
             Ok(Described { state: Err(error), .. }) | Err(error) => Err(error),
-            Ok(new) => round_trip(client, &new.arn, context).await.map(|()| new),
+            Ok(new) => round_trip(client, &new.arn).await.map(|()| new),
         };
         let new = match tried {
             Ok(new) => new,
@@ -271,29 +264,20 @@ fn unusable(state: &KeyState) -> Option<(&'static str, &'static str)> {
 }
 
 /// Encrypt tells which key an alias stands for, too.
-async fn by_encrypting(
-    client: &Client,
-    name: &KeyName,
-    context: &HashMap<String, String>,
-) -> Result<KeyArn, Error> {
-    let sample = Secret::random(32)?;
-    let answer =
-        client.encrypt(&name.to_string(), sample.expose(), context, own_deadline()).await?;
+async fn by_encrypting(client: &Client) -> Result<KeyArn, Error> {
+    let (name, sample) = (&client.name, Secret::random(32)?);
+    let answer = client.encrypt(&name.to_string(), sample.expose(), own_deadline()).await?;
     answer.key_id().and_then(KeyArn::parse).ok_or_else(|| {
         Error::new(Kind::Config, format!("what {name} stands for cannot be found out"))
             .with_hint("allow kms:DescribeKey on the key, or name the key by its ARN")
     })
 }
 
-async fn round_trip(
-    client: &Client,
-    arn: &KeyArn,
-    context: &HashMap<String, String>,
-) -> Result<(), Error> {
+async fn round_trip(client: &Client, arn: &KeyArn) -> Result<(), Error> {
     let (key, sample) = (arn.to_string(), Secret::random(32)?);
-    let wrapped = client.encrypt(&key, sample.expose(), context, own_deadline()).await?;
+    let wrapped = client.encrypt(&key, sample.expose(), own_deadline()).await?;
     let blob = wrapped.ciphertext_blob.unwrap_or_default();
-    let back = client.decrypt(Some(&key), blob.as_ref(), context, own_deadline()).await?;
+    let back = client.decrypt(Some(&key), blob.as_ref(), own_deadline()).await?;
     if Secret::new(back.plaintext.unwrap_or_default().into_inner()) == sample {
         return Ok(());
     }

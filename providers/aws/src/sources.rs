@@ -4,7 +4,6 @@
 //! A token is taken from the same reading of all files, never half-written, and sent by us: the
 //! SDK's own provider knows no other endpoint of STS.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,11 +11,15 @@ use std::time::{Duration, SystemTime};
 use aws_config::SdkConfig;
 use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::provider_config::ProviderConfig;
+use aws_config::retry::RetryConfig;
 use aws_config::sts::AssumeRoleProvider;
+use aws_config::timeout::TimeoutConfig;
 use aws_credential_types::Credentials;
+use aws_credential_types::credential_fn::provide_credentials_fn;
 use aws_credential_types::provider::error::CredentialsError;
-use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
 use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
+use aws_sdk_sts::Client as Sts;
 use aws_smithy_async::rt::sleep::TokioSleep;
 use sidekey_core::{Error, Files, Kind, Secret, sha256};
 use sidekey_rest::lease::{Grant, Held, Source};
@@ -41,16 +44,6 @@ pub(crate) struct Chain {
     clock: Arc<Clock>,
     /// Of the SDK's client of STS.
     learner: Learner,
-}
-
-/// The lease as the SDK asks for it.
-pub(crate) struct Leased(pub(crate) Lease<Chain>);
-
-/// A role that is taken with a token.
-struct TokenRole {
-    sts: aws_sdk_sts::Client,
-    role: WebIdentity,
-    token: Secret,
 }
 
 impl Source for Chain {
@@ -114,8 +107,7 @@ async fn provider(
     };
     if let Some(role) = web_identity(config, files, &environment) {
         let token = files.secret(&role.token_file)?.clone();
-        let sts = aws_sdk_sts::Client::new(&sts);
-        return Ok(SharedCredentialsProvider::new(TokenRole { sts, role, token }));
+        return Ok(token_role(Sts::new(&sts), role, token));
     }
     let base = if let Some(path) = &credentials.access_key_id_file {
         let id = text(files, path)?;
@@ -127,6 +119,8 @@ async fn provider(
         let provider = ProviderConfig::empty()
             .with_http_client(transport)
             .with_sleep_impl(TokioSleep::new())
+            .with_retry_config(RetryConfig::disabled())
+            .with_timeout_config(TimeoutConfig::disabled())
             .with_region(sdk.region().cloned());
         let profile = ProfileFileCredentialsProvider::builder()
             .configure(&provider)
@@ -200,58 +194,36 @@ fn text(files: &Files, path: &Path) -> Result<String, Error> {
     text.ok_or_else(|| Error::new(Kind::Config, format!("{} is not text", path.display())))
 }
 
-impl TokenRole {
-    async fn take(&self) -> Result<Credentials, CredentialsError> {
-        let token = self.token.as_text();
-        let token = token.ok_or_else(|| {
-            CredentialsError::invalid_configuration("the web identity token is not text")
-        })?;
-        let answer = self
-            .sts
-            .assume_role_with_web_identity()
-            .role_arn(&self.role.role_arn)
-            .role_session_name(self.role.session_name.as_deref().unwrap_or(SESSION_NAME))
-            .web_identity_token(token)
-            .send()
-            .await
-            .map_err(CredentialsError::provider_error)?;
-        let none = || CredentialsError::unhandled("STS answered without credentials");
-        let found = answer.credentials.ok_or_else(none)?;
-        let end = SystemTime::try_from(found.expiration).ok();
-        let token = Some(found.session_token);
-        Ok(Credentials::new(found.access_key_id, found.secret_access_key, token, end, "token"))
-    }
+/// A role that is taken with a token.
+fn token_role(sts: Sts, role: WebIdentity, token: Secret) -> SharedCredentialsProvider {
+    let all = Arc::new((sts, role, token));
+    SharedCredentialsProvider::new(provide_credentials_fn(move || {
+        let all = all.clone();
+        async move {
+            let (sts, role, token) = &*all;
+            let token = token.as_text().ok_or_else(|| {
+                CredentialsError::invalid_configuration("the web identity token is not text")
+            })?;
+            let call = sts.assume_role_with_web_identity().role_arn(&role.role_arn);
+            let name = role.session_name.as_deref().unwrap_or(SESSION_NAME);
+            let answer = call.role_session_name(name).web_identity_token(token).send().await;
+            let found = answer.map_err(CredentialsError::provider_error)?.credentials;
+            let none = || CredentialsError::unhandled("STS answered without credentials");
+            let found = found.ok_or_else(none)?;
+            let end = SystemTime::try_from(found.expiration).ok();
+            let token = Some(found.session_token);
+            Ok(Credentials::new(found.access_key_id, found.secret_access_key, token, end, "token"))
+        }
+    }))
 }
 
-impl ProvideCredentials for TokenRole {
-    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
-    where
-        Self: 'a,
-    {
-        future::ProvideCredentials::new(self.take())
-    }
-}
-
-impl ProvideCredentials for Leased {
-    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
-    where
-        Self: 'a,
-    {
-        future::ProvideCredentials::new(async {
-            let held = self.0.get(Instant::now() + OWN_TIME).await;
+/// A lease as the SDK asks for it.
+pub(crate) fn leased(lease: Lease<Chain>) -> SharedCredentialsProvider {
+    SharedCredentialsProvider::new(provide_credentials_fn(move || {
+        let lease = lease.clone();
+        async move {
+            let held = lease.get(Instant::now() + OWN_TIME).await;
             held.map(|held| held.item.clone()).map_err(CredentialsError::provider_error)
-        })
-    }
-}
-
-impl fmt::Debug for TokenRole {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TokenRole({})", self.role.role_arn)
-    }
-}
-
-impl fmt::Debug for Leased {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Leased")
-    }
+        }
+    }))
 }

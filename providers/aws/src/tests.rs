@@ -362,6 +362,25 @@ async fn a_session_that_dies_under_many_calls_is_replaced_once_and_fails_none_of
 }
 
 #[tokio::test]
+async fn an_sts_that_fails_is_asked_once_also_where_a_profile_leads_there() {
+    let fake = Fake::start().await;
+    let sts = Server::https(|_| Reply::json(503, &serde_json::Value::Null)).await;
+    let profile = format!(
+        "[default]\nrole_arn = arn:aws:iam::111122223333:role/x\nsource_profile = base\n\
+         endpoint_url = {}\n[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n",
+        sts.url()
+    );
+    let mut config = fake.document(A);
+    let bundle = format!("{}{}", fake.server.ca, sts.ca);
+    config["settings"]["caBundle"] = fake.write("both.pem", &bundle).to_str().unwrap().into();
+    config["credentials"] = serde_json::json!({"configFile": fake.write("profile", &profile)});
+    let config = serde_json::from_value(config).unwrap();
+    let error = fake.connect(&config, None).await.map(drop).unwrap_err();
+    assert!(error.kind().is_transient(), "{}", error.report());
+    assert_eq!(sts.seen().len(), 1, "core retries, and nobody else: {}", error.report());
+}
+
+#[tokio::test]
 async fn credentials_that_kms_refuses_are_not_fetched_for_every_call() {
     let fake = Fake::start().await;
     let key = fake.key(A).await;

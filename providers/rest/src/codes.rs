@@ -98,6 +98,18 @@ pub fn said(text: &str) -> String {
     words.join(" ").chars().take(MAX_TEXT).collect()
 }
 
+/// An error of a library with its causes, each once, as bounded and redacted as a vendor's words.
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    for cause in std::iter::successors(error.source(), |cause| cause.source()) {
+        let next = cause.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+    }
+    said(&text)
+}
+
 /// Whether a word looks like a token, a key or a signature: long, and of letters of both cases and
 /// digits, which neither names, paths nor numbers are.
 fn is_secret(word: &str) -> bool {
@@ -150,6 +162,15 @@ mod tests {
             refusal.explain(&TABLE).report(),
             "kms:Decrypt on alias/x: Bad: no way (altered)"
         );
+    }
+
+    #[test]
+    fn an_error_of_a_library_is_told_with_its_causes_each_once_and_without_secrets() {
+        let token = format!("hvs.{}", "aB3".repeat(30));
+        let inner = Error::new(Kind::Bug, format!("no {token}"));
+        let error = Error::new(Kind::Bug, "it broke").with_source(inner);
+        let error = Error::new(Kind::Bug, "dispatch: it broke").with_source(error);
+        assert_eq!(chain(&error), "dispatch: it broke: no [redacted]");
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Clock {
     }
 
     /// How many seconds our clock is behind; 0 where it is about right or nothing is known.
-    pub fn skew(&self) -> i64 {
+    fn skew(&self) -> i64 {
         self.skew.load(Ordering::Relaxed)
     }
 

@@ -76,7 +76,7 @@ impl Code {
 }
 
 /// What a code of HTTP means where nothing else is known.
-pub fn by_status(status: u16) -> (Kind, &'static str) {
+fn by_status(status: u16) -> (Kind, &'static str) {
     match status {
         401 | 403 => (Kind::Denied, "check the credentials and what they may do"),
         408 => (Kind::Timeout, "the server waited too long for the request"),
@@ -90,7 +90,7 @@ pub fn by_status(status: u16) -> (Kind, &'static str) {
 }
 
 /// A vendor's words: on one line, bounded, without what was sent or looks like a credential.
-pub fn said(text: &str) -> String {
+fn said(text: &str) -> String {
     let end = QUOTES.iter().filter_map(|quote| text.find(quote)).min().unwrap_or(text.len());
     let plain: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let word = |word: &str| if is_secret(word) { "[redacted]".to_owned() } else { word.to_owned() };

@@ -132,8 +132,13 @@ async fn a_key_that_is_dying_at_the_start_says_when_and_heals_by_itself() {
     let aws = Aws::start("dying").await;
     aws.owner.change_state("ScheduleKeyDeletion", &aws.key).await.unwrap();
     let plugin = aws.launch(&aws.flags(&aws.key), &[]).await;
-    let error = sick(&kms(&plugin, "kms").await).await;
-    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    let client = kms(&plugin, "kms").await;
+    until("the state is told", async || {
+        let error = client.status().await.expect_err("the key is dying");
+        anyhow::ensure!(error.code() == Code::FailedPrecondition, "{error}");
+        Ok(())
+    })
+    .await;
     let gauge = async || {
         let metrics = plugin.metrics().await?;
         anyhow::Ok(metrics.sum("kms_key_deletion_timestamp_seconds", &[]))

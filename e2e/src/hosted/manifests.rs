@@ -2,7 +2,7 @@
 //!
 //! Names, arguments, environment, mounts, ports and probes of the KMS sidecars
 //! are HyperShift's. On top of them: `AWS_ENDPOINT_URL`, which leads to the
-//! simulated AWS, and the token's source, which the imitated minter reads in the
+//! simulated AWS, the leave to speak plain HTTP to it, and the token's source, which the imitated minter reads in the
 //! place of asking the hosted kube-apiserver. kube-apiserver itself has
 //! HyperShift's flags and probes as far as encryption and ending are concerned;
 //! the delay before it ends is 15 s in the place of 70 s, where pods are rolled out,
@@ -141,6 +141,7 @@ pub(super) fn provider_head(revision: u64, keys: &[(u64, &str)]) -> String {
         .map(|(id, arn)| {
             json!({
                 "id": id, "listen": format!("unix://{}", socket(*id)), "kek": {"key": arn},
+                "settings": {"allowPlaintext": true},
                 "credentials": {"sharedCredentialsFile": "/aws/credentials"},
             })
         })

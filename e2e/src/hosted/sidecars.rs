@@ -15,6 +15,8 @@ pub(super) fn native(role: &str, arn: &str, port: u16, images: &Images<'_>, url:
             format!("--region={REGION}"),
             format!("--listen=/var/run/awskms{role}.sock"),
             format!("--health-port=:{port}"),
+            // The simulated AWS speaks plain HTTP, from the host.
+            "--allow-plaintext".to_owned(),
         ],
         "env": environment(url),
         "ports": [{"name": format!("{role}-http"), "containerPort": port, "protocol": "TCP"}],

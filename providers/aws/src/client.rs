@@ -10,8 +10,6 @@
 //! made once more.
 
 use std::collections::HashMap;
-use std::path::Path;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -34,14 +32,15 @@ use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::config_bag::ConfigBag;
 use sidekey_core::tls::Unusable;
 use sidekey_core::{Digest, Error, Files, Kind};
-use sidekey_rest::{Http, Lease, Limits, Proxy, Shared, Trust};
+use sidekey_rest::{Http, Learner, Lease, Limits, Proxy, SdkTransport, Shared, Trust};
 use tokio::time::{Instant, timeout_at};
 
+use crate::arn::KeyName;
 use crate::codes;
 use crate::config::{Config, Credentials, Settings};
 use crate::dropin::environment::Environment;
 use crate::dropin::retries::Budget;
-use crate::sources::{self, Chain, Leased};
+use crate::sources::{self, Chain};
 
 /// A try gets this part of the time that is left, so that there is some for another one.
 const SHARE: f32 = 0.6;
@@ -51,25 +50,11 @@ const MAX_ANSWER: usize = 256 * 1024;
 const PACE: Duration = Duration::from_secs(10);
 /// Between two looks at a key that is refused for its state.
 const LOOK: Duration = Duration::from_secs(60);
-/// Clocks that differ by less are none of AWS's business.
-pub(crate) const SKEW: u64 = 60;
 
-/// What tells one account from another: the digest is that of all their files.
-#[derive(PartialEq)]
-struct Making {
-    region: Option<String>,
-    settings: Settings,
-    credentials: Credentials,
-    files: Digest,
-}
-
-/// What tells one set of connections from another.
-#[derive(PartialEq)]
-struct Ways {
-    bundle: Option<[u8; 32]>,
-    connect_timeout: Duration,
-    proxy: Option<String>,
-}
+/// What an account is made of: its region, and the digest of all its files.
+type Making = (Option<String>, Settings, Credentials, Digest);
+/// What connections are made of: the hash of the CA bundle, the time to connect, the proxy.
+type Ways = (Option<[u8; 32]>, Duration, Option<String>);
 
 /// The accounts in use, found again by what they are made of.
 static ACCOUNTS: Shared<Making, Account> = Shared::new();
@@ -90,13 +75,16 @@ pub(crate) struct Account {
 
 /// A client of AWS KMS for one key.
 pub(crate) struct Client {
-    kms: Kms,
+    /// The SDK's own, for calls that are made through [`run`](Self::run).
+    pub(crate) kms: Kms,
     pub(crate) account: Arc<Account>,
+    /// The key as configured, in the region of the account.
+    pub(crate) name: KeyName,
+    /// What every ciphertext is bound to.
+    context: Option<HashMap<String, String>>,
     /// When the key is deleted, if it is, and when that was last looked up for its sake.
     dying: Mutex<(Option<SystemTime>, Option<Instant>)>,
-    /// How wrong our clock was, in seconds, when this client of the SDK learned it: each learns by
-    /// a refusal of its own, whatever others know.
-    learned: AtomicI64,
+    learner: Learner,
 }
 
 /// A call that failed, and what the caller may want to know of it.
@@ -117,12 +105,7 @@ pub(crate) struct Deed<'a> {
 impl Client {
     /// A client for `config`, on an account in use if there is one, or a new one.
     pub(crate) async fn new(config: &Config, files: &Files) -> Result<Self, Error> {
-        let making = Making {
-            region: config.region(),
-            settings: config.settings(),
-            credentials: config.credentials(),
-            files: files.digest(),
-        };
+        let making = (config.region(), config.settings(), config.credentials(), files.digest());
         let account = match ACCOUNTS.find(&making) {
             Some(account) => account,
             None => {
@@ -132,19 +115,13 @@ impl Client {
                 account
             }
         };
-        let own = account.config.to_builder().http_client(account.http.separate()).build();
-        let kms = Kms::from_conf(own);
-        Ok(Self { kms, account, dying: Mutex::default(), learned: AtomicI64::default() })
-    }
-
-    /// The region that it speaks to.
-    pub(crate) fn region(&self) -> &str {
-        &self.account.region
-    }
-
-    /// The SDK's own client, for calls that are made through [`run`](Self::run).
-    pub(crate) fn kms(&self) -> &Kms {
-        &self.kms
+        let own = account.http.separate().for_sdk(config.settings().allows_plaintext());
+        let kms = Kms::from_conf(account.config.to_builder().http_client(own).build());
+        let learner = Learner::new(account.http.clock().clone());
+        let name = config.key().ok_or_else(|| Error::new(Kind::Config, "no key is set"))?;
+        let name = name.in_region(&account.region);
+        let context = Some(config.encryption_context()).filter(|context| !context.is_empty());
+        Ok(Self { kms, account, name, context, dying: Mutex::default(), learner })
     }
 
     /// `kms:DescribeKey`.
@@ -193,13 +170,12 @@ impl Client {
         &self,
         object: &str,
         plaintext: &[u8],
-        context: &HashMap<String, String>,
         deadline: Instant,
     ) -> Result<EncryptOutput, Failure> {
         let deed = Deed { action: "kms:Encrypt", object, deadline };
         let send = || {
             let call = self.kms.encrypt().key_id(object).plaintext(Blob::new(plaintext));
-            call.set_encryption_context(some(context)).send()
+            call.set_encryption_context(self.context.clone()).send()
         };
         let answer = self.looked_at(deed, self.run(deed, send).await).await?;
         let blob = answer.ciphertext_blob.as_ref();
@@ -214,14 +190,14 @@ impl Client {
         &self,
         key: Option<&str>,
         blob: &[u8],
-        context: &HashMap<String, String>,
         deadline: Instant,
     ) -> Result<DecryptOutput, Failure> {
         let object = key.unwrap_or("the key that the data names");
         let deed = Deed { action: "kms:Decrypt", object, deadline };
         let send = || {
             let call = self.kms.decrypt().ciphertext_blob(Blob::new(blob));
-            call.set_key_id(key.map(str::to_owned)).set_encryption_context(some(context)).send()
+            let call = call.set_encryption_context(self.context.clone());
+            call.set_key_id(key.map(str::to_owned)).send()
         };
         let answer = self.looked_at(deed, self.run(deed, send).await).await?;
         if answer.plaintext.is_none() {
@@ -246,29 +222,19 @@ impl Client {
         let left = deed.deadline.saturating_duration_since(now);
         let limit = now + account.attempt.unwrap_or_else(|| left.mul_f32(SHARE));
         let work = async {
-            let (used, skew) = (account.lease.get(limit).await?, account.skew());
-            let first = send().await;
-            let code = first.as_ref().err().and_then(|error| error.as_service_error()?.code());
-            let again = match code {
-                Some(code) if codes::concerns_credentials(code) => {
-                    let held = account.lease.held();
-                    let again =
-                        held.is_none_or(|held| !Arc::ptr_eq(&held, &used)) || account.may_replace();
-                    if again {
-                        account.lease.discard(&used);
-                        account.lease.get(limit).await?;
-                    }
-                    again
-                }
-                Some(code) if codes::concerns_clock(code) => {
-                    let now = account.skew();
-                    let learned = self.learned.swap(now, Ordering::Relaxed);
-                    now.abs_diff(skew) > SKEW || now.abs_diff(learned) > SKEW
-                }
-                Some(_) => false,
-                None => false,
-            };
-            Ok(if again { send().await } else { first })
+            let used = account.lease.get(limit).await?;
+            let first =
+                self.learner.call(&send, |error| codes::is_one(code(error), codes::CLOCK)).await;
+            if !first.as_ref().is_err_and(|error| codes::is_one(code(error), codes::CREDENTIALS)) {
+                return Ok(first);
+            }
+            let held = account.lease.held();
+            if held.is_some_and(|held| Arc::ptr_eq(&held, &used)) && !account.may_replace() {
+                return Ok(first);
+            }
+            account.lease.discard(&used);
+            account.lease.get(limit).await?;
+            Ok(send().await)
         };
         let late = |_| Err(codes::slow(deed.action, deed.object));
         let failure = match timeout_at(limit, work).await.unwrap_or_else(late) {
@@ -277,7 +243,7 @@ impl Client {
                 return Ok(answer);
             }
             Ok(Err(error)) => Failure {
-                code: error.as_service_error().and_then(|error| error.code().map(str::to_owned)),
+                code: code(&error).map(str::to_owned),
                 error: codes::explain(deed.action, deed.object, &error),
             },
             Err(error) => Failure { error, code: None },
@@ -293,26 +259,23 @@ impl Account {
     async fn new(config: &Config, files: &Files) -> Result<Self, Error> {
         let settings = config.settings();
         let http = connections(config, files)?;
-        let sdk = load(config, files, &http).await;
+        let transport = http.for_sdk(settings.allows_plaintext());
+        let sdk = load(config, files, &transport).await;
         let region = sdk.region().map(ToString::to_string).ok_or_else(|| {
             Error::new(Kind::Config, "the region of the key is not known")
                 .with_hint("set kek.region, name the key by its ARN, or set AWS_REGION")
         })?;
-        let lease = sources::lease(config, files, &sdk, &http).await?;
-        let config = service(&sdk, &settings).credentials_provider(Leased(lease.clone()));
+        let lease = sources::lease(config, files, &sdk, (&http, transport)).await?;
+        let config = service(&sdk, &settings).credentials_provider(sources::leased(lease.clone()));
         Ok(Self {
             config: config.build(),
             http,
             lease,
-            budget: settings.retry_tokens().map(Budget::new),
+            budget: settings.retry_tokens.map(Budget::new),
             attempt: settings.attempt_timeout(),
             region,
             replaced: Mutex::default(),
         })
-    }
-
-    fn skew(&self) -> i64 {
-        self.http.clock().skew()
     }
 
     /// What is refused with fresh credentials is refused for another reason.
@@ -354,6 +317,11 @@ impl From<Failure> for Error {
     }
 }
 
+/// The code that AWS gave, if it gave one.
+fn code<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> Option<&str> {
+    error.as_service_error()?.code()
+}
+
 /// On whose behalf the key is used, as account and ARN: key policies may ask for it, so that AWS is
 /// no confused deputy.
 #[derive(Debug)]
@@ -391,14 +359,10 @@ fn service(sdk: &SdkConfig, settings: &Settings) -> Builder {
     }
 }
 
-fn some(context: &HashMap<String, String>) -> Option<HashMap<String, String>> {
-    (!context.is_empty()).then(|| context.clone())
-}
-
 /// What the SDK makes of the environment, the profile and our settings.
-async fn load(config: &Config, files: &Files, http: &Http) -> SdkConfig {
+async fn load(config: &Config, files: &Files, transport: &SdkTransport) -> SdkConfig {
     let mut loader = aws_config::defaults(BehaviorVersion::latest())
-        .http_client(http.clone())
+        .http_client(transport.clone())
         .sleep_impl(TokioSleep::new())
         .retry_config(RetryConfig::disabled())
         .timeout_config(TimeoutConfig::disabled())
@@ -422,19 +386,15 @@ fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
     let (settings, environment) = (config.settings(), Environment::process());
     let path = config.ca_bundle(&environment);
     let bundle = path.as_deref().map(|path| files.secret(path)).transpose()?;
-    let ways = Ways {
-        bundle: bundle.map(|bundle| sidekey_core::sha256(bundle.expose())),
-        connect_timeout: settings.connect_timeout(),
-        proxy: settings.proxy.clone(),
-    };
+    let bundle = bundle.map(|bundle| sidekey_core::sha256(bundle.expose()));
+    let ways = (bundle, settings.connect_timeout(), settings.proxy);
     if let Some(http) = CONNECTIONS.find(&ways) {
         return Ok(http);
     }
     // Bundles of the system, too, are given here, and hold certificates that no TLS library takes.
-    let path: Option<&Path> = path.as_deref();
-    let trust = Trust::new(path, Unusable::Skip, None, files, "settings.caBundle")?;
-    let limits = Limits { connect: ways.connect_timeout, answer: MAX_ANSWER, ..Limits::default() };
-    let http = Arc::new(Http::new(&trust, Proxy::new(ways.proxy.as_deref()), limits));
+    let trust = Trust::new(path.as_deref(), Unusable::Skip, None, files, "settings.caBundle")?;
+    let limits = Limits { connect: ways.1, answer: MAX_ANSWER, ..Limits::default() };
+    let http = Arc::new(Http::new(&trust, Proxy::new(ways.2.as_deref()), limits));
     CONNECTIONS.keep(ways, &http);
     Ok(http)
 }

@@ -10,7 +10,7 @@ use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use aws_smithy_runtime_api::client::result::SdkError;
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 use sidekey_core::{Error, Kind};
-use sidekey_rest::codes::{Code, Refusal, said};
+use sidekey_rest::codes::{Code, Refusal, chain};
 
 const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'static str) -> Code {
     Code { action, code, kind, hint }
@@ -22,9 +22,9 @@ const XKS: &str =
     "the external key store does not answer: see to its proxy, or connect the key store";
 
 /// Codes that say that the credentials themselves are no longer any good.
-const CREDENTIALS: &str = "ExpiredTokenException|ExpiredToken|TokenRefreshRequired|UnrecognizedClientException|InvalidClientTokenId|InvalidAccessKeyId";
+pub(crate) const CREDENTIALS: &str = "ExpiredTokenException|ExpiredToken|TokenRefreshRequired|UnrecognizedClientException|InvalidClientTokenId|InvalidAccessKeyId";
 /// Codes that may speak of the time that we told.
-const CLOCK: &str =
+pub(crate) const CLOCK: &str =
     "InvalidSignatureException|SignatureDoesNotMatch|RequestTimeTooSkewed|RequestExpired";
 
 /// The one place where codes become kinds: the first line that fits.
@@ -106,14 +106,13 @@ where
 }
 
 fn refused(refusal: Refusal<'_>) -> Error {
-    let code = refusal.code.unwrap_or_default();
-    if matches!(code, "KMSInvalidStateException" | "KMSInternalException")
+    if is_one(refusal.code, "KMSInvalidStateException|KMSInternalException")
         && of_key_store(refusal.text)
     {
         return refusal.error(Kind::Unavailable, XKS);
     }
     let error = refusal.explain(CODES);
-    if concerns_credentials(code) { error.after_reload() } else { error }
+    if is_one(refusal.code, CREDENTIALS) { error.after_reload() } else { error }
 }
 
 /// No answer in the time that one try has.
@@ -125,14 +124,9 @@ pub(crate) fn slow(action: &str, object: &str) -> Error {
 /// What decides about where a call is sent.
 const ADDRESS: &str = "check kek.region, settings.endpoint, settings.fips and settings.dualstack";
 
-/// Whether the code says that the credentials themselves are no longer any good.
-pub(crate) fn concerns_credentials(code: &str) -> bool {
-    CREDENTIALS.split('|').any(|known| known == code)
-}
-
-/// Whether the code may speak of the time that we told.
-pub(crate) fn concerns_clock(code: &str) -> bool {
-    CLOCK.split('|').any(|known| known == code)
+/// Whether a code is one of those in a line of the table.
+pub(crate) fn is_one(code: Option<&str>, of: &str) -> bool {
+    code.is_some_and(|code| of.split('|').any(|known| known == code))
 }
 
 /// Explains why there are no credentials.
@@ -147,6 +141,11 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
         }
         if let Some(error) = error.downcast_ref::<SdkError<AssumeRoleError, HttpResponse>>() {
             return final_word(explain("sts:AssumeRole", object, error));
+        }
+        // What the transport refuses to send.
+        if let Some(ours) = error.downcast_ref::<Error>().filter(|e| e.kind() == Kind::Config) {
+            let error = Error::new(Kind::Config, format!("AWS credentials cannot be had: {ours}"));
+            return error.with_hint(ours.hint().unwrap_or_default()).after_reload();
         }
         cause = error.source();
     }
@@ -185,21 +184,6 @@ fn final_word(error: Error) -> Error {
 fn of_key_store(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     text.contains("external key store") || text.contains("custom key store")
-}
-
-/// An error with its causes, each once.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    said(&text)
 }
 
 #[cfg(test)]

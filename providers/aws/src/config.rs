@@ -53,7 +53,7 @@ pub(crate) struct Settings {
     connect_timeout: Option<String>,
     #[serde(deserialize_with = "fields::text")]
     attempt_timeout: Option<String>,
-    retry_tokens: Option<u32>,
+    pub(crate) retry_tokens: Option<u32>,
     allow_plaintext: Option<bool>,
 }
 
@@ -196,8 +196,7 @@ impl Settings {
                     problems.add(&path, "is no URL: write https://host[:port]");
                 }
                 Some(Ok(address)) => {
-                    let allowed = self.allow_plaintext.unwrap_or(false);
-                    address.check_exposed(&path, allowed, problems);
+                    address.check_exposed(&path, self.allows_plaintext(), problems);
                 }
                 None => {}
             }
@@ -230,6 +229,11 @@ impl Settings {
         (arn == "arn" && digits).then_some(account)
     }
 
+    /// Whether plain HTTP may leave this machine.
+    pub(crate) fn allows_plaintext(&self) -> bool {
+        self.allow_plaintext.unwrap_or(false)
+    }
+
     /// How long to wait for a connection.
     pub(crate) fn connect_timeout(&self) -> Duration {
         time(&self.connect_timeout).unwrap_or(CONNECT_TIMEOUT)
@@ -238,11 +242,6 @@ impl Settings {
     /// How long one try may take, if that is set.
     pub(crate) fn attempt_timeout(&self) -> Option<Duration> {
         time(&self.attempt_timeout)
-    }
-
-    /// A budget beside that of the key, where one is set.
-    pub(crate) fn retry_tokens(&self) -> Option<u32> {
-        self.retry_tokens
     }
 }
 

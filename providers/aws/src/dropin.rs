@@ -3,10 +3,10 @@
 pub(crate) mod environment;
 pub(crate) mod retries;
 
-use clap::Args;
 use serde_json::{Map, Value, json};
 use sidekey_core::{Answer, CommandLine, Error, Kind, Output, RotateCommand, complain, rotate};
 use sidekey_rest::Address;
+use sidekey_rest::dropin::{self as kit, Flag, Plugin, Use, place};
 
 use crate::Aws;
 use crate::dropin::environment::Environment;
@@ -22,52 +22,42 @@ const LINGER: &str = "125s";
 /// What a retry costs in tokens: the old limits counted retries themselves.
 const RETRY_COST: u32 = 5;
 
-/// Keys, described by the flags of the replaced plugin.
-#[derive(Debug, Args)]
-pub struct Flags {
-    /// Key (ARN, id or alias); a comma list, or repeated, for several keys
-    #[arg(long, value_name = "KEY", value_delimiter = ',')]
-    key: Vec<String>,
-    /// Socket of the key; as many as there are keys [default: /var/run/kmsplugin/socket.sock]
-    #[arg(long, value_name = "SOCKET", value_delimiter = ',')]
-    listen: Vec<String>,
-    /// Region of the keys [default: that of the ARN, AWS_REGION, the profile or the instance]
-    #[arg(long, value_name = "REGION")]
-    region: Option<String>,
-    /// Endpoint of KMS in the place of AWS's own
-    #[arg(long, value_name = "URL")]
-    kms_endpoint: Option<String>,
-    /// Encryption context as a=b,c=d; repeated, the first is for the first key and so on
-    #[arg(long, value_name = "CONTEXT")]
-    encryption_context: Vec<String>,
-    /// Resource on whose behalf the keys are used, for key policies that ask for it
-    #[arg(long, value_name = "ARN")]
-    source_arn: Option<String>,
-    /// Address of /healthz, /livez and /metrics, plain [default: :8080]
-    #[arg(long, value_name = "[IP]:PORT")]
-    health_port: Option<String>,
-    /// Path that is ok while every key works
-    #[arg(long, value_name = "PATH", default_value = "/healthz")]
-    healthz_path: String,
-    /// Path that is ok while the process runs
-    #[arg(long, value_name = "PATH", default_value = "/livez")]
-    livez_path: String,
-    /// Retry tokens; a retry costs 5 of them, a success brings back 1
-    #[arg(long, value_name = "N")]
-    retry_token_capacity: Option<u32>,
-    /// Log at level debug
-    #[arg(long)]
-    debug: bool,
-    /// Taken for compatibility: health never depends on the version of the protocol
-    #[arg(long, value_name = "VERSION", hide = true)]
-    health_kms_version: Option<String>,
-    /// Deprecated in the replaced plugin: makes a limit of retries together with --burst-limit
-    #[arg(long, value_name = "N", hide = true)]
-    qps_limit: Option<u32>,
-    /// Deprecated in the replaced plugin
-    #[arg(long, value_name = "N", hide = true)]
-    burst_limit: Option<u32>,
+/// The flags of the replaced plugin.
+pub struct Replaced;
+
+/// Keys, described by them.
+pub(crate) type Flags = kit::Flags<Replaced>;
+
+const fn flag(name: &'static str, value: &'static str, help: &'static str, use_: Use) -> Flag {
+    Flag { name, aliases: &[], value, help, use_ }
 }
+
+#[rustfmt::skip]
+impl Plugin for Replaced {
+    const FLAGS: &'static [Flag] = &[
+        flag("key", "KEY", "Key (ARN, id or alias); a comma list, or repeated, for several keys", Use::Named),
+        flag("listen", "SOCKET", "Socket of the key; as many as there are keys [default: /var/run/kmsplugin/socket.sock]", Use::Named),
+        flag("region", "REGION", "Region of the keys [default: that of the ARN, AWS_REGION, the profile or the instance]", Use::Text("kek.region")),
+        flag("kms-endpoint", "URL", "Endpoint of KMS in the place of AWS's own", Use::Text("settings.endpoint")),
+        flag("encryption-context", "CONTEXT", "Encryption context as a=b,c=d; repeated, the first is for the first key and so on", Use::Named),
+        flag("source-arn", "ARN", "Resource on whose behalf the keys are used, for key policies that ask for it", Use::Text("settings.sourceArn")),
+        flag("health-port", "[IP]:PORT", "Address of /healthz, /livez and /metrics, plain [default: :8080]", Use::Named),
+        flag("healthz-path", "PATH", "Path that is ok while every key works [default: /healthz]", Use::Named),
+        flag("livez-path", "PATH", "Path that is ok while the process runs [default: /livez]", Use::Named),
+        flag("retry-token-capacity", "N", "Retry tokens; a retry costs 5 of them, a success brings back 1", Use::Named),
+        flag("allow-plaintext", "", "Let plain HTTP leave this machine: something else protects the way", Use::Named),
+        flag("debug", "", "Log at level debug", Use::Named),
+        // Health never depends on the version of the protocol.
+        flag("health-kms-version", "VERSION", "", Use::Ignored),
+        // Deprecated there: both together make a limit of retries.
+        flag("qps-limit", "N", "", Use::Named),
+        flag("burst-limit", "N", "", Use::Named),
+    ];
+}
+
+/// Flags that say nothing of a key; the others need one.
+const OF_PROCESS: [&str; 6] =
+    ["healthz-path", "livez-path", "debug", "health-kms-version", "qps-limit", "burst-limit"];
 
 impl CommandLine for Aws {
     const ABOUT: &'static str =
@@ -84,53 +74,83 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
     type Command = RotateCommand;
 
     fn keys(flags: &Flags) -> Result<Option<Value>, Error> {
-        let Flags { key: keys, listen, .. } = flags;
+        let (keys, listen) = (list(flags, "key"), list(flags, "listen"));
         if keys.is_empty() {
-            return match flags.lonely() {
+            let mut given = Replaced::FLAGS.iter().map(|flag| flag.name);
+            let lonely = given.find(|name| flags.get(name).is_some() && !OF_PROCESS.contains(name));
+            return match lonely {
                 None => Ok(None),
-                Some(flag) => Err(bad(format!("{flag} needs --key"))),
+                Some(name) => Err(bad(format!("--{name} needs --key"))),
             };
         }
-        let usual = [LISTEN.to_owned()];
-        let sockets = if listen.is_empty() && keys.len() == 1 { &usual[..] } else { listen };
+        let sockets = if listen.is_empty() && keys.len() == 1 { vec![LISTEN] } else { listen };
         if keys.len() != sockets.len() {
             let (keys, sockets) = (keys.len(), sockets.len());
             return Err(bad(format!(
                 "--key names {keys} keys but --listen {sockets} sockets: give one for each"
             )));
         }
-        let keys = keys.iter().zip(sockets).enumerate();
-        let keys = keys.map(|(index, (key, socket))| flags.document(index, key, socket));
-        Ok(Some(Value::Array(keys.collect::<Result<_, _>>()?)))
+        let contexts = flags.all("encryption-context");
+        // Its older versions joined them, its newer ones take the first: what it has written
+        // would not open with the wrong one.
+        if keys.len() == 1 && contexts.len() > 1 {
+            return Err(bad(
+                "--encryption-context is given more than once for one key: write all \
+                            names that count in one, as in a=b,c=d"
+                    .to_owned(),
+            ));
+        }
+        let document = |(index, (key, socket)): (usize, (&&str, &str))| {
+            let mut document = json!({
+                "id": (index + 1).to_string(), "type": "aws", "listen": socket,
+                "kek": {"key": key}, "settings": {},
+            });
+            flags.fill(&mut document)?;
+            let context = context(contexts.get(index).map_or("", String::as_str))?;
+            if !context.is_empty() {
+                place(&mut document, "kek.encryptionContext", context.into());
+            }
+            if let Some(tokens) = retry_tokens(flags)? {
+                place(&mut document, "settings.retryTokens", tokens.into());
+            }
+            // Whoever names a plain endpoint here has seen it, and the replaced plugin takes it.
+            let plain = flags.get("kms-endpoint").is_some_and(|url| url.starts_with("http://"));
+            if plain || flags.is_on("allow-plaintext") {
+                place(&mut document, "settings.allowPlaintext", true.into());
+            }
+            Ok(document)
+        };
+        let keys = keys.iter().zip(sockets).enumerate().map(document);
+        Ok(Some(Value::Array(keys.collect::<Result<_, Error>>()?)))
     }
 
     fn process(flags: &Flags) -> Value {
-        let address = flags.health_port.as_deref();
+        let address = flags.get("health-port");
         let mut health = json!({
             "address": address.unwrap_or(":8080"),
-            "healthz": flags.healthz_path,
-            "livez": flags.livez_path,
+            "healthz": flags.get("healthz-path").unwrap_or("/healthz"),
+            "livez": flags.get("livez-path").unwrap_or("/livez"),
             "metrics": "/metrics",
         });
         if address.is_none() {
             health["optional"] = true.into();
         }
         let mut document = json!({"health": [health]});
-        let of_hypershift = |socket: &String| {
+        let of_hypershift = |socket: &&str| {
             socket.rsplit('/').next().is_some_and(|name| HYPERSHIFT.contains(&name))
         };
-        if flags.listen.iter().any(of_hypershift) {
+        if list(flags, "listen").iter().any(of_hypershift) {
             document["linger"] = LINGER.into();
         }
-        if flags.debug {
+        if flags.is_on("debug") {
             document["log"] = json!({"level": "debug"});
         }
         document
     }
 
     fn prepare(flags: &Flags) -> Result<(), Error> {
-        let plain = |url: &&String| Address::parse(url).is_ok_and(|address| address.is_exposed());
-        if let Some(url) = flags.kms_endpoint.as_ref().filter(plain) {
+        let plain = |url: &&str| Address::parse(url).is_ok_and(|address| address.is_exposed());
+        if let Some(url) = flags.get("kms-endpoint").filter(plain) {
             complain(&format!("warning: keys go to {url} in plain text: use https"));
         }
         if Environment::process().has_static_keys() {
@@ -150,79 +170,35 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
     }
 }
 
-impl Flags {
-    /// A flag that means nothing without a key.
-    fn lonely(&self) -> Option<&'static str> {
-        let given = [
-            ("--listen", !self.listen.is_empty()),
-            ("--region", self.region.is_some()),
-            ("--kms-endpoint", self.kms_endpoint.is_some()),
-            ("--encryption-context", !self.encryption_context.is_empty()),
-            ("--source-arn", self.source_arn.is_some()),
-            ("--health-port", self.health_port.is_some()),
-            ("--retry-token-capacity", self.retry_token_capacity.is_some()),
-        ];
-        given.iter().find(|(_, given)| *given).map(|(flag, _)| *flag)
-    }
+/// All values of a flag that takes comma lists and may be repeated.
+fn list<'a>(flags: &'a Flags, name: &str) -> Vec<&'a str> {
+    let values = flags.all(name).iter().flat_map(|value| value.split(','));
+    values.filter(|value| !value.is_empty()).collect()
+}
 
-    fn document(&self, index: usize, key: &str, socket: &str) -> Result<Value, Error> {
-        let mut kek = json!({"key": key});
-        let mut settings = Map::new();
-        if let Some(region) = self.region.as_deref().filter(|region| !region.is_empty()) {
-            kek["region"] = region.into();
-        }
-        let context = self.context(index)?;
-        if !context.is_empty() {
-            kek["encryptionContext"] = context.into();
-        }
-        let texts = [("endpoint", &self.kms_endpoint), ("sourceArn", &self.source_arn)];
-        for (field, text) in texts {
-            if let Some(text) = text.as_deref().filter(|text| !text.is_empty()) {
-                settings.insert(field.into(), text.into());
-            }
-        }
-        // Whoever gives such a flag has seen it; the replaced plugin takes it too.
-        if self.kms_endpoint.as_deref().is_some_and(|url| url.starts_with("http://")) {
-            settings.insert("allowPlaintext".into(), true.into());
-        }
-        if let Some(tokens) = self.retry_tokens() {
-            settings.insert("retryTokens".into(), tokens.into());
-        }
-        let id = (index + 1).to_string();
-        Ok(json!({"id": id, "type": "aws", "listen": socket, "kek": kek, "settings": settings}))
-    }
-
-    /// The context of one key: its own one of those that are given, as the replaced plugin has it.
-    fn context(&self, index: usize) -> Result<Map<String, Value>, Error> {
-        // Its older versions joined them, its newer ones take the first: what it has written
-        // would not open with the wrong one.
-        if self.key.len() == 1 && self.encryption_context.len() > 1 {
-            return Err(bad(
-                "--encryption-context is given more than once for one key: write all \
-                            names that count in one, as in a=b,c=d"
-                    .to_owned(),
-            ));
-        }
-        let Some(text) = self.encryption_context.get(index) else { return Ok(Map::new()) };
-        let pairs = fields(text.trim_matches(['[', ']'])).ok_or_else(|| {
-            bad(format!("--encryption-context: the quotes in {text:?} do not match"))
+/// The encryption context of one key, as the replaced plugin reads it.
+fn context(text: &str) -> Result<Map<String, Value>, Error> {
+    let pairs = fields(text.trim_matches(['[', ']']))
+        .ok_or_else(|| bad(format!("--encryption-context: the quotes in {text:?} do not match")))?;
+    let read = |pair: &String| {
+        let (name, value) = pair.split_once('=').ok_or_else(|| {
+            bad(format!("--encryption-context: {pair:?} is not of the form name=value"))
         })?;
-        let read = |pair: &String| {
-            let (name, value) = pair.split_once('=').ok_or_else(|| {
-                bad(format!("--encryption-context: {pair:?} is not of the form name=value"))
-            })?;
-            Ok((name.to_owned(), value.into()))
-        };
-        pairs.iter().filter(|pair| !pair.is_empty()).map(read).collect()
-    }
+        Ok((name.to_owned(), value.into()))
+    };
+    pairs.iter().filter(|pair| !pair.is_empty()).map(read).collect()
+}
 
-    fn retry_tokens(&self) -> Option<u32> {
-        let old = self.qps_limit.filter(|qps| *qps > 0);
-        let old = old.map(|qps| {
-            qps.saturating_add(self.burst_limit.unwrap_or(0)).saturating_mul(RETRY_COST)
-        });
-        self.retry_token_capacity.filter(|tokens| *tokens > 0).or(old)
-    }
+fn retry_tokens(flags: &Flags) -> Result<Option<u32>, Error> {
+    let number = |name: &str| {
+        let number = flags.get(name).map(str::parse::<u32>).transpose();
+        number.map_err(|_| bad(format!("--{name} is no number")))
+    };
+    let tokens = number("retry-token-capacity")?.filter(|tokens| *tokens > 0);
+    let (qps, burst) = (number("qps-limit")?, number("burst-limit")?);
+    let old = qps.filter(|qps| *qps > 0);
+    let old = old.map(|qps| qps.saturating_add(burst.unwrap_or(0)).saturating_mul(RETRY_COST));
+    Ok(tokens.or(old))
 }
 
 /// The fields of a line of CSV, which is how the replaced plugin reads it: `"a=b"`, with quotes

@@ -1,6 +1,5 @@
 //! The key behind the configured name: which one it is, and which key material it has now.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -39,23 +38,24 @@ const DENIED: &str = "kms:DescribeKey is not allowed";
 const UNTOLD: &str = "kms:DescribeKey does not tell it";
 
 impl Kek {
-    /// Asks KMS what `name` stands for. `before` is what the client in use knows; whether the
-    /// material can be known is decided once for each configuration, so that key_id never goes
-    /// to and fro between its two forms.
+    /// Asks KMS what the configured name stands for. `before` is what the client in use knows;
+    /// whether the material can be known is decided once for each configuration, so that key_id
+    /// never goes to and fro between its two forms.
     pub(crate) async fn find(
         client: &Client,
-        name: &KeyName,
-        context: &HashMap<String, String>,
         before: Option<&Self>,
         same_configuration: bool,
     ) -> Result<Self, Error> {
+        let name = &client.name;
         if let Some(before) = before.filter(|_| same_configuration) {
             // Nothing but files has changed. New credentials must not have to wait for an alias
             // that somebody has pointed at a key which does not work.
             let known = Self { fresh: false, ..before.clone() };
-            let known = known.refreshed(client, name, context).await?;
+            let known = known.refreshed(client).await?;
             return Ok(Self { fresh: true, ..known });
         }
+        // A key that is disabled or dying is taken for what it is: who serves it tells so, with the
+        // day of its deletion.
         let described = match client.describe(&name.to_string(), own_deadline()).await {
             Ok(metadata) => Some(Described::new(name, metadata)?),
             Err(failure) if failure.is("AccessDeniedException") || failure.is("AccessDenied") => {
@@ -68,11 +68,12 @@ impl Kek {
             (None, KeyName::Arn(arn)) => arn.clone(),
             (None, _) => match before {
                 Some(before) => before.arn.clone(),
-                None => by_encrypting(client, name, context).await?,
+                None => by_encrypting(client).await?,
             },
         };
         let why = if described.is_some() { UNTOLD } else { DENIED };
-        let told = described.and_then(|described| described.material);
+        let (told, state) = described.map_or((None, Ok(())), |found| (found.material, found.state));
+        let fresh = state.is_ok();
         let material = match (before.map(|before| &before.material), told) {
             (_, Some(material)) => Material::Known(material),
             // What was known of this key is still better than nothing: Decrypt tells the rest.
@@ -82,12 +83,14 @@ impl Kek {
                 known.clone()
             }
             (_, None) => {
+                // While it has none, that says nothing of what will be told.
+                state?;
                 tracing::warn!(key = %arn, why, hint = "allow kms:DescribeKey on the key, then load the configuration anew",
                     "key_id is the ARN alone: rotation of the key material will not be noticed");
                 Material::Unknown(why)
             }
         };
-        Ok(Self { fresh: true, ..Self::new(arn, material) })
+        Ok(Self { fresh, ..Self::new(arn, material) })
     }
 
     fn new(arn: KeyArn, material: Material) -> Self {
@@ -97,12 +100,8 @@ impl Kek {
 
     /// What KMS says now. It is asked for the state of the key, for its material, and for where
     /// an alias points; whether the key works, Encrypt and Decrypt tell better.
-    pub(crate) async fn refreshed(
-        &self,
-        client: &Client,
-        name: &KeyName,
-        context: &HashMap<String, String>,
-    ) -> Result<Self, Error> {
+    pub(crate) async fn refreshed(&self, client: &Client) -> Result<Self, Error> {
+        let name = &client.name;
         if self.fresh || (matches!(self.material, Material::Unknown(_)) && !name.is_alias()) {
             return Ok(Self { fresh: false, ..self.clone() });
         }
@@ -113,9 +112,10 @@ impl Kek {
         let arn = metadata.arn.as_deref().and_then(KeyArn::parse);
         let described = Described::new(name, metadata);
         if let Some(arn) = arn.filter(|arn| !arn.is_same_key(&self.arn)) {
-            return self.moved(client, name, context, arn, described).await;
+            return self.moved(client, arn, described).await;
         }
         let described = described?;
+        described.state?;
         let material = match (&self.material, described.material) {
             (Material::Known(_), Some(material)) => Material::Known(material),
             (known, _) => known.clone(),
@@ -172,18 +172,17 @@ impl Kek {
     async fn moved(
         &self,
         client: &Client,
-        name: &KeyName,
-        context: &HashMap<String, String>,
         arn: KeyArn,
         described: Result<Described, Error>,
     ) -> Result<Self, Error> {
+        let name = &client.name;
         if !name.is_alias() {
             let what = format!("kms:DescribeKey on {name} was answered for {arn}");
             return Err(Error::new(Kind::KeyState, what));
         }
         let tried = match described {
-            Ok(new) => round_trip(client, &new.arn, context).await.map(|()| new),
-            Err(error) => Err(error),
+            Ok(Described { state: Err(error), .. }) | Err(error) => Err(error),
+            Ok(new) => round_trip(client, &new.arn).await.map(|()| new),
         };
         let new = match tried {
             Ok(new) => new,
@@ -211,10 +210,12 @@ impl Kek {
     }
 }
 
-/// What DescribeKey tells of a key that can be used.
+/// What DescribeKey tells of a key that encrypts and decrypts.
 struct Described {
     arn: KeyArn,
     material: Option<String>,
+    /// Why it does not now, if so.
+    state: Result<(), Error>,
 }
 
 impl Described {
@@ -227,20 +228,23 @@ impl Described {
                     "only keys of spec SYMMETRIC_DEFAULT and usage ENCRYPT_DECRYPT can be used",
                 ));
         }
-        if let Some((state, hint)) = metadata.key_state.as_ref().and_then(unusable) {
-            let date = metadata.deletion_date.and_then(|date| SystemTime::try_from(date).ok());
-            let until = date.map_or_else(String::new, |date| {
-                format!(", to be deleted at {}", sidekey_core::time(date))
-            });
-            let what = format!("{name} is {state}{until}");
-            return Err(Error::new(Kind::KeyState, what).with_hint(hint));
-        }
         let arn = metadata.arn.as_deref().and_then(KeyArn::parse).ok_or_else(|| {
             Error::new(Kind::Bug, format!("kms:DescribeKey on {name} gave no ARN"))
                 .with_hint("see whether the endpoint is AWS KMS")
         })?;
+        let state = match metadata.key_state.as_ref().and_then(unusable) {
+            None => Ok(()),
+            Some((state, hint)) => {
+                let date = metadata.deletion_date.and_then(|date| SystemTime::try_from(date).ok());
+                let until = date.map_or_else(String::new, |date| {
+                    format!(", to be deleted at {}", sidekey_core::time(date))
+                });
+                let what = format!("{name} is {state}{until}");
+                Err(Error::new(Kind::KeyState, what).with_hint(hint))
+            }
+        };
         let material = metadata.current_key_material_id.filter(|id| is_material(id));
-        Ok(Self { arn, material })
+        Ok(Self { arn, material, state })
     }
 }
 
@@ -260,29 +264,20 @@ fn unusable(state: &KeyState) -> Option<(&'static str, &'static str)> {
 }
 
 /// Encrypt tells which key an alias stands for, too.
-async fn by_encrypting(
-    client: &Client,
-    name: &KeyName,
-    context: &HashMap<String, String>,
-) -> Result<KeyArn, Error> {
-    let sample = Secret::random(32)?;
-    let answer =
-        client.encrypt(&name.to_string(), sample.expose(), context, own_deadline()).await?;
+async fn by_encrypting(client: &Client) -> Result<KeyArn, Error> {
+    let (name, sample) = (&client.name, Secret::random(32)?);
+    let answer = client.encrypt(&name.to_string(), sample.expose(), own_deadline()).await?;
     answer.key_id().and_then(KeyArn::parse).ok_or_else(|| {
         Error::new(Kind::Config, format!("what {name} stands for cannot be found out"))
             .with_hint("allow kms:DescribeKey on the key, or name the key by its ARN")
     })
 }
 
-async fn round_trip(
-    client: &Client,
-    arn: &KeyArn,
-    context: &HashMap<String, String>,
-) -> Result<(), Error> {
+async fn round_trip(client: &Client, arn: &KeyArn) -> Result<(), Error> {
     let (key, sample) = (arn.to_string(), Secret::random(32)?);
-    let wrapped = client.encrypt(&key, sample.expose(), context, own_deadline()).await?;
+    let wrapped = client.encrypt(&key, sample.expose(), own_deadline()).await?;
     let blob = wrapped.ciphertext_blob.unwrap_or_default();
-    let back = client.decrypt(Some(&key), blob.as_ref(), context, own_deadline()).await?;
+    let back = client.decrypt(Some(&key), blob.as_ref(), own_deadline()).await?;
     if Secret::new(back.plaintext.unwrap_or_default().into_inner()) == sample {
         return Ok(());
     }

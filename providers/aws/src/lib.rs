@@ -36,7 +36,7 @@ mod sources;
 #[cfg(test)]
 mod testing;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -45,14 +45,13 @@ use sidekey_core::config::Problems;
 use sidekey_core::{Call, Deletion, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
 use tokio::time::Instant;
 
-use crate::arn::{KeyArn, KeyName};
+use crate::arn::KeyArn;
 use crate::client::Client;
 use crate::dropin::environment::Environment;
 use crate::kek::{Kek, Material};
 use crate::key_id::{Target, Version};
 
 pub use config::Config;
-pub use dropin::Flags;
 
 /// The first byte of every ciphertext, as the replaced plugin writes and wants it.
 const FORMAT: u8 = b'1';
@@ -63,17 +62,8 @@ const OWN_TIME: Duration = Duration::from_secs(10);
 pub struct Aws {
     config: Config,
     client: Client,
-    /// The key as configured, in the region of the client.
-    name: KeyName,
-    context: HashMap<String, String>,
     /// The key that it stands for now.
     kek: Mutex<Kek>,
-}
-
-/// What Decrypt tells.
-struct Unwrapped {
-    plaintext: Secret,
-    material: Option<String>,
 }
 
 impl Provider for Aws {
@@ -98,18 +88,15 @@ impl Provider for Aws {
         previous: Option<&Self>,
     ) -> Result<Self, Error> {
         let client = Client::new(config, files).await?;
-        let name = config.key().ok_or_else(|| Error::new(Kind::Config, "no key is set"))?;
-        let name = name.in_region(client.region());
-        let context = config.encryption_context();
         let same = previous.filter(|previous| previous.config == *config);
         let before = previous.map(|previous| previous.kek().clone());
-        let kek = Kek::find(&client, &name, &context, before.as_ref(), same.is_some()).await?;
-        Ok(Self { config: config.clone(), client, name, context, kek: Mutex::new(kek) })
+        let kek = Kek::find(&client, before.as_ref(), same.is_some()).await?;
+        Ok(Self { config: config.clone(), client, kek: Mutex::new(kek) })
     }
 
     async fn key_id(&self) -> Result<KeyId, Error> {
         let known = self.kek().clone();
-        let kek = known.refreshed(&self.client, &self.name, &self.context).await?;
+        let kek = known.refreshed(&self.client).await?;
         let key_id = kek.version().key_id();
         *self.kek() = kek;
         key_id
@@ -125,7 +112,7 @@ impl Provider for Aws {
             Error::new(Kind::Bug, format!("asked to wrap under {key_id}, which is not ours"))
         })?;
         let key = version.arn.to_string();
-        let answer = self.client.encrypt(&key, plaintext, &self.context, call.deadline).await?;
+        let answer = self.client.encrypt(&key, plaintext, call.deadline).await?;
         same_key("kms:Encrypt", &key, answer.key_id())?;
         let blob = answer.ciphertext_blob.unwrap_or_default().into_inner();
         let mut ciphertext = Vec::with_capacity(1 + blob.len());
@@ -136,11 +123,11 @@ impl Provider for Aws {
     }
 
     async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
-        Ok(self.unwrap(sealed, call).await?.plaintext)
+        Ok(self.unwrap(sealed, call).await?.0)
     }
 
     async fn verify(&self, sealed: &Sealed, call: &Call<'_>) -> Result<(Secret, KeyId), Error> {
-        let Unwrapped { plaintext, material } = self.unwrap(sealed, call).await?;
+        let (plaintext, material) = self.unwrap(sealed, call).await?;
         let version = Version::parse(sealed.key_id.as_str());
         let (Some(mut version), Some(material)) = (version, material) else {
             return Ok((plaintext, sealed.key_id.clone()));
@@ -165,7 +152,7 @@ impl Provider for Aws {
     }
 
     fn note(&self) -> Option<String> {
-        self.kek().note(&self.name)
+        self.kek().note(&self.client.name)
     }
 }
 
@@ -181,26 +168,30 @@ impl Aws {
         if kek.is_named_by(key_id.as_str()) {
             return Ok((Target::Key(kek.arn.clone()), kek.text.clone()));
         }
-        let target = key_id::target(key_id, &self.name, &kek.arn)?;
+        let target = key_id::target(key_id, &self.client.name, &kek.arn)?;
         let (Target::Key(arn) | Target::OrNeighbour(arn)) = &target;
         let text = arn.to_string().into();
         Ok((target, text))
     }
 
-    async fn unwrap(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Unwrapped, Error> {
+    /// The plaintext, and the material that had wrapped it if KMS tells.
+    async fn unwrap(
+        &self,
+        sealed: &Sealed,
+        call: &Call<'_>,
+    ) -> Result<(Secret, Option<String>), Error> {
         let (target, key) = self.target(&sealed.key_id)?;
         let Some((&FORMAT, blob)) = sealed.ciphertext.split_first() else {
             let what = "the ciphertext was written neither by this provider nor by \
                         aws-encryption-provider";
             return Err(Error::new(Kind::Corrupt, what));
         };
-        let (context, deadline) = (&self.context, call.deadline);
-        let answer = match self.client.decrypt(Some(&key), blob, context, deadline).await {
+        let answer = match self.client.decrypt(Some(&key), blob, call.deadline).await {
             Err(failure)
                 if failure.is("IncorrectKeyException")
                     && matches!(target, Target::OrNeighbour(_)) =>
             {
-                let answer = self.client.decrypt(None, blob, context, deadline).await?;
+                let answer = self.client.decrypt(None, blob, call.deadline).await?;
                 neighbour(&key, answer.key_id())?;
                 answer
             }
@@ -212,7 +203,7 @@ impl Aws {
         };
         let material = answer.key_material_id.filter(|material| key_id::is_material(material));
         let plaintext = Secret::new(answer.plaintext.unwrap_or_default().into_inner());
-        Ok(Unwrapped { plaintext, material })
+        Ok((plaintext, material))
     }
 }
 

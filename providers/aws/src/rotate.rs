@@ -22,8 +22,7 @@ impl Rotate for Aws {
         }
         let (action, deadline) = ("kms:RotateKeyOnDemand", own_deadline());
         let deed = Deed { action, object: &kek.text, deadline };
-        let kms = self.client.kms();
-        let send = || kms.rotate_key_on_demand().key_id(&*kek.text).send();
+        let send = || self.client.kms.rotate_key_on_demand().key_id(&*kek.text).send();
         match self.client.run(deed, send).await {
             Ok(_) => Ok(()),
             Err(failure) if failure.is("ConflictException") => Ok(()),
@@ -36,8 +35,7 @@ impl Aws {
     /// Whether AWS says that it is at it; who may not know that asks.
     async fn is_rotating(&self, key: &str) -> Result<bool, Error> {
         let (action, deadline) = ("kms:GetKeyRotationStatus", own_deadline());
-        let kms = self.client.kms();
-        let send = || kms.get_key_rotation_status().key_id(key).send();
+        let send = || self.client.kms.get_key_rotation_status().key_id(key).send();
         match self.client.run(Deed { action, object: key, deadline }, send).await {
             Ok(status) => Ok(status.on_demand_rotation_start_date.is_some()),
             Err(failure) if failure.error.kind().is_transient() => Err(failure.error),

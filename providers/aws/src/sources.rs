@@ -4,27 +4,28 @@
 //! A token is taken from the same reading of all files, never half-written, and sent by us: the
 //! SDK's own provider knows no other endpoint of STS.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use aws_config::SdkConfig;
 use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::provider_config::ProviderConfig;
+use aws_config::retry::RetryConfig;
 use aws_config::sts::AssumeRoleProvider;
+use aws_config::timeout::TimeoutConfig;
 use aws_credential_types::Credentials;
+use aws_credential_types::credential_fn::provide_credentials_fn;
 use aws_credential_types::provider::error::CredentialsError;
-use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
 use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
+use aws_sdk_sts::Client as Sts;
 use aws_smithy_async::rt::sleep::TokioSleep;
 use sidekey_core::{Error, Files, Kind, Secret, sha256};
 use sidekey_rest::lease::{Grant, Source};
-use sidekey_rest::{Clock, Http, Lease};
+use sidekey_rest::{Clock, Http, Learner, Lease, SdkTransport};
 use tokio::time::Instant;
 
-use crate::client::SKEW;
 use crate::codes;
 use crate::config::{self, Config};
 use crate::dropin::environment::Environment;
@@ -41,30 +42,17 @@ const OWN_TIME: Duration = Duration::from_secs(20);
 pub(crate) struct Chain {
     provider: SharedCredentialsProvider,
     clock: Arc<Clock>,
-    /// How wrong our clock was, in seconds, when the SDK's client of STS learned it.
-    learned: AtomicI64,
-}
-
-/// The lease as the SDK asks for it.
-pub(crate) struct Leased(pub(crate) Lease<Chain>);
-
-/// A role that is taken with a token.
-struct TokenRole {
-    sts: aws_sdk_sts::Client,
-    role: WebIdentity,
-    token: Secret,
+    /// Of the SDK's client of STS.
+    learner: Learner,
 }
 
 impl Source for Chain {
     type Item = Credentials;
 
     async fn fetch(&self, _: Instant) -> Result<Grant<Credentials>, Error> {
-        let mut found = self.provider.provide_credentials().await;
-        let now = self.clock.skew();
-        // A role that is taken with other credentials is signed for: a refusal has told the time.
-        if found.is_err() && now.abs_diff(self.learned.swap(now, Ordering::Relaxed)) > SKEW {
-            found = self.provider.provide_credentials().await;
-        }
+        // A role that is taken with other credentials is signed for. What a source of credentials
+        // says of a refusal differs: any may be for the time.
+        let found = self.learner.call(|| self.provider.provide_credentials(), |_| true).await;
         let item = found.and_then(sound).map_err(|error| codes::no_credentials(&error))?;
         let life = item.expiry().map(|end| self.clock.until(end));
         Ok(Grant { item, life })
@@ -88,9 +76,9 @@ pub(crate) async fn lease(
     config: &Config,
     files: &Files,
     sdk: &SdkConfig,
-    http: &Http,
+    (http, transport): (&Http, SdkTransport),
 ) -> Result<Lease<Chain>, Error> {
-    let provider = provider(config, files, sdk, http).await?;
+    let provider = provider(config, files, sdk, transport).await?;
     let mut identity = format!("{:?} {:?}", config.credentials(), sdk.region()).into_bytes();
     let environment = Environment::process();
     let named = config.named_files(files, &environment);
@@ -98,7 +86,7 @@ pub(crate) async fn lease(
         identity.extend(files.secret(&path).map(|file| sha256(file.expose())).unwrap_or_default());
     }
     let clock = http.clock().clone();
-    let chain = Chain { provider, clock, learned: AtomicI64::default() };
+    let chain = Chain { provider, learner: Learner::new(clock.clone()), clock };
     Ok(Lease::new(chain, sha256(&identity), PAUSE))
 }
 
@@ -106,7 +94,7 @@ async fn provider(
     config: &Config,
     files: &Files,
     sdk: &SdkConfig,
-    http: &Http,
+    transport: SdkTransport,
 ) -> Result<SharedCredentialsProvider, Error> {
     let (credentials, environment) = (config.credentials(), Environment::process());
     let sts = match config.settings().sts_endpoint {
@@ -115,8 +103,7 @@ async fn provider(
     };
     if let Some(role) = web_identity(config, files, &environment) {
         let token = files.secret(&role.token_file)?.clone();
-        let sts = aws_sdk_sts::Client::new(&sts);
-        return Ok(SharedCredentialsProvider::new(TokenRole { sts, role, token }));
+        return Ok(token_role(Sts::new(&sts), role, token));
     }
     let base = if let Some(path) = &credentials.access_key_id_file {
         let id = text(files, path)?;
@@ -126,8 +113,10 @@ async fn provider(
         SharedCredentialsProvider::new(keys)
     } else if credentials.has_files() {
         let provider = ProviderConfig::empty()
-            .with_http_client(http.clone())
+            .with_http_client(transport)
             .with_sleep_impl(TokioSleep::new())
+            .with_retry_config(RetryConfig::disabled())
+            .with_timeout_config(TimeoutConfig::disabled())
             .with_region(sdk.region().cloned());
         let profile = ProfileFileCredentialsProvider::builder()
             .configure(&provider)
@@ -201,58 +190,36 @@ fn text(files: &Files, path: &Path) -> Result<String, Error> {
     text.ok_or_else(|| Error::new(Kind::Config, format!("{} is not text", path.display())))
 }
 
-impl TokenRole {
-    async fn take(&self) -> Result<Credentials, CredentialsError> {
-        let token = self.token.as_text();
-        let token = token.ok_or_else(|| {
-            CredentialsError::invalid_configuration("the web identity token is not text")
-        })?;
-        let answer = self
-            .sts
-            .assume_role_with_web_identity()
-            .role_arn(&self.role.role_arn)
-            .role_session_name(self.role.session_name.as_deref().unwrap_or(SESSION_NAME))
-            .web_identity_token(token)
-            .send()
-            .await
-            .map_err(CredentialsError::provider_error)?;
-        let none = || CredentialsError::unhandled("STS answered without credentials");
-        let found = answer.credentials.ok_or_else(none)?;
-        let end = SystemTime::try_from(found.expiration).ok();
-        let token = Some(found.session_token);
-        Ok(Credentials::new(found.access_key_id, found.secret_access_key, token, end, "token"))
-    }
+/// A role that is taken with a token.
+fn token_role(sts: Sts, role: WebIdentity, token: Secret) -> SharedCredentialsProvider {
+    let all = Arc::new((sts, role, token));
+    SharedCredentialsProvider::new(provide_credentials_fn(move || {
+        let all = all.clone();
+        async move {
+            let (sts, role, token) = &*all;
+            let token = token.as_text().ok_or_else(|| {
+                CredentialsError::invalid_configuration("the web identity token is not text")
+            })?;
+            let call = sts.assume_role_with_web_identity().role_arn(&role.role_arn);
+            let name = role.session_name.as_deref().unwrap_or(SESSION_NAME);
+            let answer = call.role_session_name(name).web_identity_token(token).send().await;
+            let found = answer.map_err(CredentialsError::provider_error)?.credentials;
+            let none = || CredentialsError::unhandled("STS answered without credentials");
+            let found = found.ok_or_else(none)?;
+            let end = SystemTime::try_from(found.expiration).ok();
+            let token = Some(found.session_token);
+            Ok(Credentials::new(found.access_key_id, found.secret_access_key, token, end, "token"))
+        }
+    }))
 }
 
-impl ProvideCredentials for TokenRole {
-    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
-    where
-        Self: 'a,
-    {
-        future::ProvideCredentials::new(self.take())
-    }
-}
-
-impl ProvideCredentials for Leased {
-    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
-    where
-        Self: 'a,
-    {
-        future::ProvideCredentials::new(async {
-            let held = self.0.get(Instant::now() + OWN_TIME).await;
+/// A lease as the SDK asks for it.
+pub(crate) fn leased(lease: Lease<Chain>) -> SharedCredentialsProvider {
+    SharedCredentialsProvider::new(provide_credentials_fn(move || {
+        let lease = lease.clone();
+        async move {
+            let held = lease.get(Instant::now() + OWN_TIME).await;
             held.map(|held| held.item.clone()).map_err(CredentialsError::provider_error)
-        })
-    }
-}
-
-impl fmt::Debug for TokenRole {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TokenRole({})", self.role.role_arn)
-    }
-}
-
-impl fmt::Debug for Leased {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Leased")
-    }
+        }
+    }))
 }

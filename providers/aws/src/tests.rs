@@ -1,7 +1,7 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod credentials;
 
 use bytes::Bytes;
-use sidekey_rest::testing::{Fake as Server, Reply, takes_no_bad_answer};
+use sidekey_rest::testing::{takes_no_bad_answer, takes_no_wrong_key};
 
 use super::*;
 use crate::testing::{A, B, DELETION, Fake, call, material};
@@ -221,6 +221,33 @@ async fn the_day_of_deletion_is_known_as_soon_as_a_call_is_refused_for_it_and_fo
 }
 
 #[tokio::test]
+async fn the_day_of_deletion_is_known_of_a_key_that_was_never_seen_to_work() {
+    let fake = Fake::start().await;
+    fake.state().states.insert(A.into(), "PendingDeletion");
+    let config = fake.config(A);
+    let files = Aws::files(&config);
+    let files = Files::read(files.iter().map(PathBuf::as_path)).unwrap();
+    let key = Aws::connect(&config, &files, None).await.unwrap();
+    assert_eq!(key.deletion().at, Some(SystemTime::UNIX_EPOCH + DELETION));
+    assert_eq!(key.key_id().await.unwrap_err().kind(), Kind::KeyState);
+    fake.state().states.clear();
+    assert_eq!(key.key_id().await.unwrap(), version(A, 1));
+    assert_eq!(key.deletion().at, None, "the deletion was cancelled");
+}
+
+#[tokio::test]
+async fn a_key_without_material_is_not_taken_for_one_whose_material_is_never_told() {
+    let fake = Fake::start().await;
+    fake.state().states.insert(A.into(), "PendingImport");
+    fake.state().tells = false;
+    let error = fake.connect(&fake.config(A), None).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), Kind::KeyState);
+    fake.state().states.clear();
+    fake.state().tells = true;
+    assert_eq!(fake.key(A).await.key_id().await.unwrap(), version(A, 1));
+}
+
+#[tokio::test]
 async fn forged_or_foreign_data_is_refused_by_kind() {
     let fake = Fake::start().await;
     let key = fake.key(A).await;
@@ -245,109 +272,6 @@ async fn forged_or_foreign_data_is_refused_by_kind() {
 }
 
 #[tokio::test]
-async fn refused_credentials_are_fetched_anew_once() {
-    let fake = Fake::start().await;
-    let key = fake.key(A).await;
-    let sealed = wrap(&key, b"seed").await;
-    fake.state().refuse.insert("Decrypt".into(), "ExpiredTokenException");
-    let asked = fake.count("Decrypt");
-    let error = key.decrypt(&sealed, &call()).await.unwrap_err();
-    assert_eq!(error.kind(), Kind::Denied);
-    assert!(error.needs_reload());
-    assert_eq!(fake.count("Decrypt"), asked + 2);
-}
-
-#[tokio::test]
-async fn a_clock_that_is_set_costs_no_call_and_is_followed_back_and_forth() {
-    let fake = Fake::start().await;
-    let key = fake.key(A).await;
-    let sealed = wrap(&key, b"seed").await;
-    fake.state().minds_time = true;
-    // What was right before the clock was set is wrong now; the other way round it is the same.
-    for ahead in [3600, -3600, 7 * 3600, 0] {
-        fake.state().ahead = ahead;
-        let asked = fake.count("Decrypt");
-        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{ahead}");
-        assert_eq!(unwrap(&key, &sealed).await.as_deref(), Ok(&b"seed"[..]), "{ahead}");
-        assert_eq!(fake.count("Decrypt"), asked + 3, "refused once, and never again");
-    }
-    // A signature that is wrong for another reason is not tried again for it.
-    fake.state().refuse.insert("Decrypt".into(), "InvalidSignatureException");
-    let asked = fake.count("Decrypt");
-    assert_eq!(unwrap(&key, &sealed).await, Err(Kind::Denied));
-    assert_eq!(fake.count("Decrypt"), asked + 1);
-}
-
-#[tokio::test]
-async fn a_clock_that_is_wrong_from_the_start_keeps_no_key_from_being_connected() {
-    let fake = Fake::start().await;
-    fake.state().minds_time = true;
-    fake.state().ahead = 3600;
-    let first = fake.key(A).await;
-    let sealed = wrap(&first, b"seed").await;
-    // The second one's client has to learn by itself what the first one's has told everybody.
-    let second = fake.key(A).await;
-    assert_eq!(unwrap(&second, &sealed).await.as_deref(), Ok(&b"seed"[..]));
-}
-
-/// An STS that gives a session of its own to each who asks.
-async fn sts() -> Server {
-    let given = AtomicUsize::new(0);
-    Server::https(move |_| {
-        let session = given.fetch_add(1, Ordering::SeqCst);
-        let end = sidekey_core::time(SystemTime::now() + Duration::from_secs(3600));
-        let text = format!(
-            "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
-             <AccessKeyId>ASIA{session}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>\
-             <SessionToken>t</SessionToken><Expiration>{end}</Expiration></Credentials>\
-             </AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
-        );
-        Reply { body: text.into(), ..Reply::json(200, &serde_json::Value::Null) }
-    })
-    .await
-}
-
-#[tokio::test]
-async fn a_session_that_dies_under_many_calls_is_replaced_once_and_fails_none_of_them() {
-    let (fake, sts) = (Fake::start().await, sts().await);
-    let mut config = fake.document(A);
-    config["settings"]["stsEndpoint"] = sts.url().into();
-    let bundle = format!("{}{}", fake.server.ca, sts.ca);
-    config["settings"]["caBundle"] = fake.write("both.pem", &bundle).to_str().unwrap().into();
-    config["credentials"] = serde_json::json!({
-        "roleArn": "arn:aws:iam::1:role/x", "webIdentityTokenFile": fake.write("token", "jwt"),
-    });
-    let config = serde_json::from_value(config).unwrap();
-    let key = Arc::new(fake.connect(&config, None).await.unwrap());
-    let sealed = wrap(&key, b"seed").await;
-    assert_eq!(sts.seen().len(), 1);
-    fake.state().dead = Some("ASIA0");
-    let calls: Vec<_> = (0..20)
-        .map(|_| {
-            let (key, sealed) = (key.clone(), sealed.clone());
-            tokio::spawn(async move { unwrap(&key, &sealed).await })
-        })
-        .collect();
-    for call in calls {
-        assert_eq!(call.await.unwrap().as_deref(), Ok(&b"seed"[..]));
-    }
-    assert_eq!(sts.seen().len(), 2, "one new session for all");
-}
-
-#[tokio::test]
-async fn credentials_that_kms_refuses_are_not_fetched_for_every_call() {
-    let fake = Fake::start().await;
-    let key = fake.key(A).await;
-    let sealed = wrap(&key, b"seed").await;
-    fake.state().refuse.insert("Decrypt".into(), "ExpiredTokenException");
-    let asked = fake.count("Decrypt");
-    for _ in 0..10 {
-        assert_eq!(unwrap(&key, &sealed).await, Err(Kind::Denied));
-    }
-    assert_eq!(fake.count("Decrypt"), asked + 11, "one of them was made again");
-}
-
-#[tokio::test]
 async fn bad_answers_are_clear_errors_and_change_nothing() {
     let fake = Fake::start().await;
     let key = fake.key(A).await;
@@ -368,6 +292,24 @@ async fn bad_answers_are_clear_errors_and_change_nothing() {
         async || key.encrypt(&version(A, 1), b"seed", &call()).await.map(drop),
     )
     .await;
+    let wrong = [
+        ("RSA_2048", "ENCRYPT_DECRYPT"),
+        ("RSA_4096", "SIGN_VERIFY"),
+        ("HMAC_256", "GENERATE_VERIFY_MAC"),
+        ("ECC_NIST_P256", "KEY_AGREEMENT"),
+        ("SYMMETRIC_DEFAULT", "SIGN_VERIFY"),
+        ("AES_1024", "ENCRYPT_DECRYPT"),
+    ];
+    let wrong = wrong.map(|(spec, usage)| {
+        let metadata = serde_json::json!({
+            "KeyId": A, "Arn": A, "KeySpec": spec, "KeyUsage": usage, "KeyState": "Enabled",
+        });
+        (spec, serde_json::json!({"KeyMetadata": metadata}))
+    });
+    let config = fake.config(A);
+    takes_no_wrong_key(&fake.server, &wrong, async || key.key_id().await.map(drop)).await;
+    let connect = async || fake.connect(&config, None).await.map(drop);
+    takes_no_wrong_key(&fake.server, &wrong, connect).await;
     assert_eq!(key.key_id().await.unwrap(), version(A, 1));
 }
 

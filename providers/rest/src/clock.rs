@@ -2,7 +2,12 @@
 //!
 //! What a server says of the end of a token is by its own clock. Where ours is off by more than
 //! requests and answers take, the difference is learned from the `Date` of its answers.
+//!
+//! Clients of an SDK sign with the time, and learn it by themselves, each from the refusal of a call
+//! of its own, whatever others know: [`Learner`] makes that call once more.
 
+use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -16,6 +21,40 @@ const TOLERANCE: i64 = 60;
 pub struct Clock {
     /// Seconds that ours is behind.
     skew: AtomicI64,
+}
+
+/// One client of an SDK, and what it knows of the time.
+#[derive(Debug)]
+pub struct Learner {
+    clock: Arc<Clock>,
+    /// How many seconds our clock was behind when the client learned it.
+    learned: AtomicI64,
+}
+
+impl Learner {
+    /// A client that knows no time but ours.
+    pub fn new(clock: Arc<Clock>) -> Self {
+        Self { clock, learned: AtomicI64::new(0) }
+    }
+
+    /// Makes a call of the client, and again if it failed for what may be the time, and the client
+    /// has just learned another one.
+    pub async fn call<T, E, F: Future<Output = Result<T, E>>>(
+        &self,
+        send: impl Fn() -> F,
+        may_be_time: impl Fn(&E) -> bool,
+    ) -> Result<T, E> {
+        let before = self.clock.skew();
+        let first = send().await;
+        if !first.as_ref().is_err_and(may_be_time) {
+            return first;
+        }
+        let now = self.clock.skew();
+        // Others may have learned while this call was under way: then it was sent too early.
+        let known = [before, self.learned.swap(now, Ordering::Relaxed)];
+        let is_news = known.iter().any(|known| (now - known).abs() > TOLERANCE);
+        if is_news { send().await } else { first }
+    }
 }
 
 impl Clock {
@@ -45,7 +84,7 @@ impl Clock {
     }
 
     /// How many seconds our clock is behind; 0 where it is about right or nothing is known.
-    pub fn skew(&self) -> i64 {
+    fn skew(&self) -> i64 {
         self.skew.load(Ordering::Relaxed)
     }
 
@@ -72,6 +111,52 @@ mod tests {
         let theirs = if shift < 0 { now - by } else { now + by };
         let date = HeaderValue::try_from(httpdate::fmt_http_date(theirs)).unwrap();
         clock.observe(Some(&date));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_was_refused_for_the_time_is_made_once_more_by_each_client() {
+        const HOUR: i64 = 3600;
+        let clock = Arc::new(Clock::default());
+        let sent = AtomicI64::new(0);
+        // The server's answer tells its time; a client that does not know it is refused.
+        let call = async |client: &Learner, told: i64| {
+            sent.store(0, Ordering::Relaxed);
+            let knows = client.learned.load(Ordering::Relaxed);
+            let send = async || {
+                observe(&clock, told);
+                let turn = sent.fetch_add(1, Ordering::Relaxed);
+                if turn > 0 || (knows - told).abs() <= 300 { Ok(()) } else { Err("signature") }
+            };
+            let result = client.call(send, |error| *error == "signature").await;
+            (result, sent.load(Ordering::Relaxed))
+        };
+        let (first, second) = (Learner::new(clock.clone()), Learner::new(clock.clone()));
+        for shift in [HOUR, -HOUR, 7 * HOUR, 0] {
+            for client in [&first, &second] {
+                assert_eq!(call(client, shift).await, (Ok(()), 2), "{shift}");
+                assert_eq!(call(client, shift).await, (Ok(()), 1), "{shift}");
+            }
+        }
+        let count = |error: &'static str| {
+            let (first, sent) = (&first, &sent);
+            async move {
+                sent.store(0, Ordering::Relaxed);
+                let send = async || {
+                    sent.fetch_add(1, Ordering::Relaxed);
+                    Err::<(), _>(error)
+                };
+                let _ = first.call(send, |error| *error == "signature").await;
+                sent.load(Ordering::Relaxed)
+            }
+        };
+        assert_eq!(
+            count("signature").await,
+            1,
+            "the time is known: it is wrong for another reason"
+        );
+        observe(&clock, HOUR);
+        assert_eq!(count("denied").await, 1, "that is not about the time");
+        assert_eq!(count("signature").await, 2);
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Code {
 }
 
 /// What a code of HTTP means where nothing else is known.
-pub fn by_status(status: u16) -> (Kind, &'static str) {
+fn by_status(status: u16) -> (Kind, &'static str) {
     match status {
         401 | 403 => (Kind::Denied, "check the credentials and what they may do"),
         408 => (Kind::Timeout, "the server waited too long for the request"),
@@ -90,12 +90,24 @@ pub fn by_status(status: u16) -> (Kind, &'static str) {
 }
 
 /// A vendor's words: on one line, bounded, without what was sent or looks like a credential.
-pub fn said(text: &str) -> String {
+fn said(text: &str) -> String {
     let end = QUOTES.iter().filter_map(|quote| text.find(quote)).min().unwrap_or(text.len());
     let plain: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let word = |word: &str| if is_secret(word) { "[redacted]".to_owned() } else { word.to_owned() };
     let words: Vec<String> = plain.split_whitespace().map(word).collect();
     words.join(" ").chars().take(MAX_TEXT).collect()
+}
+
+/// An error of a library with its causes, each once, as bounded and redacted as a vendor's words.
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    for cause in std::iter::successors(error.source(), |cause| cause.source()) {
+        let next = cause.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+    }
+    said(&text)
 }
 
 /// Whether a word looks like a token, a key or a signature: long, and of letters of both cases and
@@ -150,6 +162,15 @@ mod tests {
             refusal.explain(&TABLE).report(),
             "kms:Decrypt on alias/x: Bad: no way (altered)"
         );
+    }
+
+    #[test]
+    fn an_error_of_a_library_is_told_with_its_causes_each_once_and_without_secrets() {
+        let token = format!("hvs.{}", "aB3".repeat(30));
+        let inner = Error::new(Kind::Bug, format!("no {token}"));
+        let error = Error::new(Kind::Bug, "it broke").with_source(inner);
+        let error = Error::new(Kind::Bug, "dispatch: it broke").with_source(error);
+        assert_eq!(chain(&error), "dispatch: it broke: no [redacted]");
     }
 
     #[test]

@@ -137,7 +137,7 @@ pub fn place(document: &mut Value, path: &str, value: Value) {
 }
 
 /// What Go takes for true.
-pub fn is_true(text: &str) -> bool {
+fn is_true(text: &str) -> bool {
     matches!(text, "1" | "t" | "T" | "true" | "True" | "TRUE")
 }
 

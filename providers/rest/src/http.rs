@@ -13,9 +13,7 @@ mod exchange;
 mod proxy;
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,7 +21,8 @@ use http::{HeaderMap, Method, StatusCode};
 use sidekey_core::{Error, Kind};
 use tokio::time::{Instant, timeout_at};
 use tower::limit::ConcurrencyLimit;
-use tower::{Service, ServiceExt};
+use tower::util::BoxCloneSyncService;
+use tower::{ServiceExt, service_fn};
 use zeroize::Zeroizing;
 
 use crate::address::Address;
@@ -76,43 +75,37 @@ impl Default for Limits {
     }
 }
 
-/// A call on its way through the layers. Not `Debug`: there are secrets in it.
-pub struct Call {
-    pub(crate) address: Option<Address>,
-    pub(crate) request: Request,
-    pub(crate) deadline: Instant,
-}
-
 /// A service that serves so many calls at a time, each until its own deadline.
-pub(crate) struct Bounded<S>(ConcurrencyLimit<S>);
-
-/// The future of every service here.
-pub(crate) type Answering = Pin<Box<dyn Future<Output = Result<Answer, Error>> + Send>>;
+#[derive(Clone)]
+pub(crate) struct Bounded<C>(ConcurrencyLimit<BoxCloneSyncService<C, Answer, Error>>);
 
 /// A pooled client for any number of servers that are trusted alike; cheap to clone.
 #[derive(Clone)]
 pub struct Http {
     pub(crate) transport: Arc<Transport>,
-    stack: Bounded<Direct>,
+    stack: Bounded<(Address, Request)>,
 }
-
-/// One request to the address that it names.
-#[derive(Clone)]
-struct Direct(Arc<Transport>);
 
 impl Http {
     /// A client that has not connected to anybody yet.
     pub fn new(trust: &Trust, proxy: Proxy, limits: Limits) -> Self {
-        let transport = Arc::new(Transport::new(trust, proxy, limits));
-        Self { stack: Bounded::new(Direct(transport.clone()), limits.calls), transport }
+        Self::over(Arc::new(Transport::new(trust, proxy, limits)))
+    }
+
+    fn over(transport: Arc<Transport>) -> Self {
+        let asked = transport.clone();
+        let ask = move |(address, request): (Address, Request)| {
+            let transport = asked.clone();
+            async move { transport.ask(&address, &request).await }
+        };
+        Self { stack: Bounded::new(transport.limits.calls, ask), transport }
     }
 
     /// The same connections with a limit of calls of its own: one that hangs takes no turn from
     /// those of another.
     #[must_use]
     pub fn separate(&self) -> Self {
-        let transport = self.transport.clone();
-        Self { stack: Bounded::new(Direct(transport.clone()), transport.limits.calls), transport }
+        Self::over(self.transport.clone())
     }
 
     /// Asks one server, and reads the whole answer.
@@ -122,7 +115,7 @@ impl Http {
         request: Request,
         deadline: Instant,
     ) -> Result<Answer, Error> {
-        self.stack.run(Call { address: Some(address.clone()), request, deadline }).await
+        self.stack.run((address.clone(), request), deadline).await
     }
 
     /// The time as the servers have it.
@@ -139,46 +132,23 @@ impl Request {
     }
 }
 
-impl Service<Call> for Direct {
-    type Response = Answer;
-    type Error = Error;
-    type Future = Answering;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        Poll::Ready(Ok(()))
+impl<C: Send + 'static> Bounded<C> {
+    pub(crate) fn new<F>(
+        calls: usize,
+        serve: impl Fn(C) -> F + Clone + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<Answer, Error>> + Send + 'static,
+    {
+        Self(ConcurrencyLimit::new(BoxCloneSyncService::new(service_fn(serve)), calls))
     }
 
-    fn call(&mut self, call: Call) -> Answering {
-        let transport = self.0.clone();
-        Box::pin(async move {
-            let address = call.address.as_ref();
-            let address = address.ok_or_else(|| Error::new(Kind::Config, "no address is set"))?;
-            transport.ask(address, &call.request).await
-        })
-    }
-}
-
-impl<S> Bounded<S>
-where
-    S: Service<Call, Response = Answer, Error = Error, Future = Answering> + Clone,
-{
-    pub(crate) fn new(service: S, calls: usize) -> Self {
-        Self(ConcurrencyLimit::new(service, calls))
-    }
-
-    pub(crate) async fn run(&self, call: Call) -> Result<Answer, Error> {
-        let deadline = call.deadline;
+    pub(crate) async fn run(&self, call: C, deadline: Instant) -> Result<Answer, Error> {
         let late = |_| {
             Err(Error::new(Kind::Timeout, "no answer in time")
                 .with_hint("check the network, and whether the KMS is slow"))
         };
         timeout_at(deadline, self.0.clone().oneshot(call)).await.unwrap_or_else(late)
-    }
-}
-
-impl<S: Clone> Clone for Bounded<S> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
     }
 }
 

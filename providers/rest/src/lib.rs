@@ -7,7 +7,7 @@
 //! - [`Servers`]: several servers of one cluster, asked as if they were one;
 //! - [`Lease`]: tokens, sessions and credentials that are renewed in time; [`oauth`]: their forms;
 //! - [`codes`]: what a vendor's codes mean; [`dropin`]: the flags of the plugin that is replaced;
-//! - [`naming`]: key_ids; [`Trust`], [`Address`], [`Clock`], [`files`], [`json`], [`Shared`].
+//! - [`naming`]: key_ids; [`Trust`], [`Address`], [`Clock`], [`Learner`], [`files`], [`json`], [`Shared`].
 //!
 //! It refuses to retry: a key in core does that, with one budget for all. It refuses to verify less
 //! than a whole certificate, to quote what a server sent, and to read more than it asked for.
@@ -49,9 +49,11 @@ pub mod tls;
 
 pub use address::Address;
 pub use body::{form, json, read};
-pub use clock::Clock;
+pub use clock::{Clock, Learner};
 pub use http::{Answer, Http, Limits, Proxy, Request, secret_header};
 pub use lease::Lease;
+#[cfg(feature = "aws")]
+pub use sdk::SdkTransport;
 pub use servers::Servers;
 pub use shared::Shared;
 pub use tls::Trust;

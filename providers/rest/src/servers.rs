@@ -7,15 +7,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use sidekey_core::{Error, Kind};
 use tokio::time::{Instant, timeout};
-use tower::Service;
 
 use crate::address::Address;
-use crate::http::{Answer, Answering, Bounded, Call, Http, Request};
+use crate::http::{Answer, Bounded, Http, Request};
 
 /// A standby sends to the active server, which may just have changed.
 const MAX_REDIRECTS: u32 = 2;
@@ -37,7 +35,7 @@ pub type Judge = dyn Fn(&Address, &Request, &Answer) -> Verdict + Send + Sync;
 #[derive(Clone)]
 pub struct Servers {
     inner: Arc<Inner>,
-    stack: Bounded<FailOver>,
+    stack: Bounded<(Request, Instant)>,
 }
 
 struct Inner {
@@ -52,9 +50,6 @@ struct Inner {
     active: Mutex<Option<Address>>,
 }
 
-#[derive(Clone)]
-struct FailOver(Arc<Inner>);
-
 impl Servers {
     /// Servers that have not been asked anything yet. `request` is the longest wait for one of
     /// them while there is another to ask.
@@ -62,13 +57,18 @@ impl Servers {
         let calls = http.transport.limits.calls;
         let (preferred, active) = (AtomicUsize::new(0), Mutex::default());
         let inner = Arc::new(Inner { http, addresses, request, judge, preferred, active });
-        let stack = Bounded::new(FailOver(inner.clone()), calls);
+        let asked = inner.clone();
+        // Runs once it is its turn: the wait for that is no server's fault.
+        let stack = Bounded::new(calls, move |(request, deadline): (Request, Instant)| {
+            let inner = asked.clone();
+            async move { inner.ask(&request, deadline).await }
+        });
         Self { inner, stack }
     }
 
     /// Asks one server after the other until one has an answer of its own, good or bad.
     pub async fn ask(&self, request: Request, deadline: Instant) -> Result<Answer, Error> {
-        self.stack.run(Call { address: None, request, deadline }).await
+        self.stack.run((request, deadline), deadline).await
     }
 
     /// The server that is asked first.
@@ -79,22 +79,6 @@ impl Servers {
     /// The configured servers.
     pub fn addresses(&self) -> &[Address] {
         &self.inner.addresses
-    }
-}
-
-impl Service<Call> for FailOver {
-    type Response = Answer;
-    type Error = Error;
-    type Future = Answering;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    /// Runs once it is its turn: the wait for that is no server's fault.
-    fn call(&mut self, call: Call) -> Answering {
-        let inner = self.0.clone();
-        Box::pin(async move { inner.ask(&call.request, call.deadline).await })
     }
 }
 

@@ -240,6 +240,25 @@ pub async fn takes_no_bad_answer(
     assert!(stranger.seen().is_empty(), "a stranger was asked");
 }
 
+/// Runs `look` against descriptions of `keys` of the wrong type or size, as the vendor writes them,
+/// by name: each must be refused for good, with what to do; and the right one is taken again.
+pub async fn takes_no_wrong_key(
+    fake: &Fake,
+    keys: &[(&str, serde_json::Value)],
+    look: impl AsyncFn() -> Result<(), Error>,
+) {
+    for (name, description) in keys {
+        (0..8).for_each(|_| fake.answer(Reply::json(200, description)));
+        let result = look().await;
+        fake.clear();
+        let error = result.err().unwrap_or_else(|| Error::new(Kind::Unavailable, "it was taken"));
+        let text = error.report();
+        assert!(!error.kind().is_transient() && error.hint().is_some(), "{name}: {text}");
+        let after = look().await;
+        assert!(after.is_ok(), "after {name}: {:?}", after.err().map(|error| error.report()));
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

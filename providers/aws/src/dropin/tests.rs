@@ -1,4 +1,4 @@
-use clap::{Command, FromArgMatches};
+use clap::{Args, Command, FromArgMatches};
 use sidekey_core::config;
 
 use super::*;
@@ -97,6 +97,7 @@ fn every_flag_of_the_replaced_plugin_is_taken() {
         "--health-kms-version=v2",
         "--qps-limit=0",
         "--burst-limit=0",
+        "--allow-plaintext",
         "--debug",
     ])
     .unwrap();
@@ -104,10 +105,30 @@ fn every_flag_of_the_replaced_plugin_is_taken() {
         "endpoint": "https://kms.example.com",
         "sourceArn": "arn:aws:eks:us-east-1:111122223333:cluster/prod",
         "retryTokens": 50,
+        "allowPlaintext": true,
     });
     assert_eq!(document["keys"][0]["settings"], settings);
     assert_eq!(document["keys"][0]["listen"], LISTEN);
     assert_eq!(document["health"][0]["healthz"], "/h");
     assert_eq!(document["health"][0]["optional"], true, "nobody asked for the port");
     assert_eq!(document["log"]["level"], "debug");
+    let alone = |arguments: &[&str]| Aws::keys(&flags(arguments)).map_err(|error| error.kind());
+    assert_eq!(alone(&["--debug", "--qps-limit=5"]), Ok(None), "beside a file");
+    for name in ["--allow-plaintext", "--region=a", "--retry-token-capacity=1"] {
+        assert_eq!(alone(&[name]), Err(Kind::Invalid), "{name}");
+    }
+    for name in ["--retry-token-capacity=x", "--qps-limit=-1", "--burst-limit=1.5"] {
+        assert_eq!(alone(&["--key=a", name]), Err(Kind::Invalid), "{name}");
+    }
+}
+
+#[test]
+fn the_deprecated_limits_make_a_budget_of_retries_where_no_other_is_given() {
+    let tokens = |arguments: &[&str]| {
+        let all = [&["--key=a"], arguments].concat();
+        document(&all).unwrap()["keys"][0]["settings"]["retryTokens"].clone()
+    };
+    assert_eq!(tokens(&["--qps-limit=4", "--burst-limit=2"]), 30);
+    assert_eq!(tokens(&["--qps-limit=4", "--retry-token-capacity=7"]), 7);
+    assert_eq!(tokens(&["--burst-limit=2"]), Value::Null);
 }

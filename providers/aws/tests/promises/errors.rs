@@ -127,6 +127,39 @@ async fn a_disabled_or_dying_key_fails_status_at_once_and_heals_by_itself() {
     }
 }
 
+#[tokio::test]
+async fn a_key_that_is_dying_at_the_start_says_when_and_heals_by_itself() {
+    let aws = Aws::start("dying").await;
+    aws.owner.change_state("ScheduleKeyDeletion", &aws.key).await.unwrap();
+    let plugin = aws.launch(&aws.flags(&aws.key), &[]).await;
+    let client = kms(&plugin, "kms").await;
+    until("the state is told", async || {
+        let error = client.status().await.expect_err("the key is dying");
+        anyhow::ensure!(error.code() == Code::FailedPrecondition, "{error}");
+        Ok(())
+    })
+    .await;
+    let gauge = async || {
+        let metrics = plugin.metrics().await?;
+        anyhow::Ok(metrics.sum("kms_key_deletion_timestamp_seconds", &[]))
+    };
+    until("the day is told", async || {
+        let day = gauge().await?;
+        anyhow::ensure!(day > 1.7e9, "it is {day}");
+        Ok(())
+    })
+    .await;
+    aws.owner.change_state("CancelKeyDeletion", &aws.key).await.unwrap();
+    aws.owner.change_state("EnableKey", &aws.key).await.unwrap();
+    healthy(&plugin, "kms").await;
+    until("there is no such day any more", async || {
+        let day = gauge().await?;
+        anyhow::ensure!(day == 0.0, "it is {day}");
+        Ok(())
+    })
+    .await;
+}
+
 async fn is_shown(plugin: &AwsPlugin, kind: &str) {
     let status = plugin.status().await.unwrap();
     let key = &status["keys"][0];

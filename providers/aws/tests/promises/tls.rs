@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::ensure;
 use serde_json::{Value, json};
+use sidekey_e2e::Scratch;
 use sidekey_e2e::aws::{AwsPlugin, REGION};
 use sidekey_e2e::gateway::Gateway;
 use sidekey_e2e::pki::Authority;
@@ -138,4 +139,50 @@ async fn a_certificate_that_is_swapped_before_our_bundle_is_borne_for_the_coast(
     client.status().await.unwrap();
     replace(&scene.plugin, &scene.bundle, &new.pem()).await;
     client.decrypt(&sealed).await.unwrap();
+}
+
+#[test]
+fn plain_http_to_another_machine_is_refused_whoever_names_it() {
+    const URL: &str = "http://kms.invalid:4566";
+    let scratch = Scratch::new("plain").unwrap();
+    let file = |name: &str, text: &str| {
+        let path = scratch.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let text = format!(
+        "[default]\naws_access_key_id = a\naws_secret_access_key = b\nendpoint_url = {URL}\n"
+    );
+    let profile = json!({"configFile": file("profile", &text)});
+    let keys =
+        json!({"accessKeyIdFile": file("id", "a"), "secretAccessKeyFile": file("secret", "b")});
+    let mut role = keys.clone();
+    role["roleArn"] = "arn:aws:iam::123456789012:role/kms".into();
+    let cases = [
+        ("AWS_ENDPOINT_URL", &keys),
+        ("AWS_ENDPOINT_URL_KMS", &keys),
+        ("AWS_ENDPOINT_URL_STS", &role),
+        ("NOTHING_BUT_THE_PROFILE", &profile),
+    ];
+    for (variable, credentials) in cases {
+        let check = |settings: Value| {
+            let key = json!({
+                "id": 1, "kek": {"key": "alias/a", "region": REGION},
+                "settings": settings, "credentials": credentials,
+            });
+            let config = file("config.yaml", &json!({"keys": [key]}).to_string());
+            let mut command = Command::new(binary());
+            command.args(["check", "--connect", "-o", "json", "--config"]).arg(config);
+            let ran = command.env_clear().env(variable, URL).output().unwrap();
+            serde_json::from_slice::<Value>(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
+        };
+        let refused = check(json!({}));
+        assert_eq!(refused["kind"], "config", "{variable}: {refused}");
+        let text = refused["error"].as_str().unwrap();
+        for part in [URL, "plain HTTP", "settings.allowPlaintext"] {
+            assert!(text.contains(part), "{variable}: no {part} in {text}");
+        }
+        let tried = check(json!({"allowPlaintext": true}));
+        assert_eq!(tried["kind"], "unavailable", "there is no such machine: {tried}");
+    }
 }

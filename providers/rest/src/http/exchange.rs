@@ -1,12 +1,9 @@
 //! One request, one answer: connections, their pool, and what breaks them.
 
 use std::collections::HashSet;
-use std::future::{Future, ready};
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,8 +22,8 @@ use rustls::AlertDescription;
 use sidekey_core::{Error, Kind};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tower::Service;
 use tower::util::BoxCloneSyncService;
+use tower::{ServiceExt, service_fn};
 use zeroize::Zeroizing;
 
 use super::{Answer, Limits, Proxy, Request};
@@ -60,11 +57,7 @@ pub(crate) struct Transport {
 }
 
 /// TCP, through a proxy if there is one for that host.
-#[derive(Clone)]
-struct Dial {
-    tcp: HttpConnector<Resolver>,
-    proxy: Proxy,
-}
+type Dial = BoxCloneSyncService<Uri, TokioIo<TcpStream>, BoxError>;
 
 /// Kept connections of one kind.
 struct Pool<C> {
@@ -86,7 +79,7 @@ struct Waiting<'a, C: Connect + Clone + Send + Sync + 'static> {
 
 impl Transport {
     pub(crate) fn new(trust: &Trust, proxy: Proxy, limits: Limits) -> Self {
-        let names = tower::service_fn(|name: Name| async move {
+        let names = service_fn(|name: Name| async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
             Ok(found.collect::<Vec<_>>().into_iter())
         });
@@ -100,7 +93,7 @@ impl Transport {
         // Shared among the addresses of a family; the families race.
         tcp.set_connect_timeout(Some(limits.connect));
         tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
-        let dial = Dial { tcp, proxy };
+        let dial = dial(tcp, proxy);
         let config = trust.config.clone();
         let https = match &trust.name {
             None => {
@@ -297,33 +290,20 @@ impl<C: Connect + Clone + Send + Sync + 'static> Drop for Waiting<'_, C> {
     }
 }
 
-impl Service<Uri> for Dial {
-    type Response = TokioIo<TcpStream>;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.tcp.poll_ready(cx).map_err(Into::into)
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        match self.proxy.intercept(&uri) {
-            Err(text) => Box::pin(ready(Err(Error::new(Kind::Config, text).into()))),
-            Ok(None) => {
-                let connecting = self.tcp.call(uri);
-                Box::pin(async move { Ok(connecting.await?) })
-            }
-            Ok(Some(proxy)) => {
-                let tunnel = Tunnel::new(proxy.uri().clone(), self.tcp.clone());
-                let mut tunnel = match proxy.basic_auth() {
-                    Some(auth) => tunnel.with_auth(auth.clone()),
-                    None => tunnel,
-                };
-                let connecting = tunnel.call(uri);
-                Box::pin(async move { Ok(connecting.await?) })
-            }
+fn dial(tcp: HttpConnector<Resolver>, proxy: Proxy) -> Dial {
+    BoxCloneSyncService::new(service_fn(move |uri: Uri| {
+        let (tcp, proxy) = (tcp.clone(), proxy.clone());
+        async move {
+            let found = proxy.intercept(&uri).map_err(|text| Error::new(Kind::Config, text))?;
+            let Some(proxy) = found else { return Ok::<_, BoxError>(tcp.oneshot(uri).await?) };
+            let tunnel = Tunnel::new(proxy.uri().clone(), tcp);
+            let tunnel = match proxy.basic_auth() {
+                Some(auth) => tunnel.with_auth(auth.clone()),
+                None => tunnel,
+            };
+            Ok(tunnel.oneshot(uri).await?)
         }
-    }
+    }))
 }
 
 /// Whether an alert speaks of the certificate that we have shown, or have not.

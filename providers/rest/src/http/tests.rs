@@ -332,7 +332,7 @@ fn resolving(ips: &'static [&'static str]) -> Http {
     let limits = Limits::default();
     let transport = Transport::with(&trust(), Proxy::default(), limits, names);
     let transport = Arc::new(transport);
-    Http { stack: Bounded::new(Direct(transport.clone()), limits.calls), transport }
+    Http::over(transport)
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 use sidekey_core::{Kind, Provider};
-use sidekey_rest::testing::takes_no_bad_answer;
+use sidekey_rest::testing::{takes_no_bad_answer, takes_no_wrong_key};
 
 use super::{Secret, refusal};
 use crate::testing::{MADE, Reply, Simulated, call, connect, sound};
@@ -26,6 +26,11 @@ async fn no_call_takes_a_bad_answer() {
     .await;
     takes_no_bad_answer(fake, none, async || vault.decrypt(&sealed, &call()).await.map(drop)).await;
     takes_no_bad_answer(fake, none, async || vault.verify(&sealed, &call()).await.map(drop)).await;
+    let wrong = ["rsa-2048", "ecdsa-p256", "hmac", "aes128-cmac"].map(|name| {
+        let key = json!({"type": name, "latest_version": 1, "keys": {"1": MADE}});
+        (name, json!({"data": key}))
+    });
+    takes_no_wrong_key(fake, &wrong, async || vault.key_id().await.map(drop)).await;
     assert_eq!(vault.key_id().await.unwrap(), key_id, "nothing has changed");
     assert_eq!(vault.decrypt(&sealed, &call()).await.unwrap().expose(), b"plain");
 }

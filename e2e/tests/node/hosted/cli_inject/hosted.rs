@@ -62,10 +62,14 @@ async fn hypershifts_sidecars_encrypt(scene: &Scene, plain: &Value) -> Result<()
     let text = format!("{plain:#}\n");
     let args = ["--profile", "hypershift", "--encryption", &cluster, "--image", &image];
     let mut injected = scene.desk.inject(&text, &args).await?;
-    // The simulated AWS is elsewhere than the real one.
-    let env = injected.pointer_mut("/spec/template/spec/containers/1/env");
-    let env = env.and_then(Value::as_array_mut).context("no env")?;
-    env.push(json!({"name": "AWS_ENDPOINT_URL", "value": scene.hosted.aws_url()}));
+    // The simulated AWS is elsewhere than the real one, and speaks plain HTTP.
+    let mut push = |list: &str, value: Value| {
+        let list = format!("/spec/template/spec/containers/1/{list}");
+        let list = injected.pointer_mut(&list).and_then(Value::as_array_mut);
+        list.map(|list| list.push(value)).context("no such list")
+    };
+    push("env", json!({"name": "AWS_ENDPOINT_URL", "value": scene.hosted.aws_url()}))?;
+    push("args", json!("--allow-plaintext"))?;
     scene.roll_out(injected, &["kube-apiserver", "aws-kms-active"]).await?;
 
     scene.write("load-native").await?;

@@ -133,9 +133,10 @@ fn build(name: &str) -> Result<PathBuf> {
     executable.context("cargo did not say where it put the binary")
 }
 
-/// The names of all binaries that users get: all but the developer programs.
+/// The names of all binaries that users get: all but the developer programs and the example.
 pub fn products() -> Result<BTreeSet<String>> {
-    let ours = |manifest: &str| !manifest.contains("/e2e/");
+    let ours =
+        |manifest: &str| !manifest.contains("/e2e/") && !manifest.contains("/providers/example/");
     let all = all()?.into_iter();
     Ok(all.filter(|(_, (_, manifest))| ours(manifest)).map(|(name, _)| name).collect())
 }

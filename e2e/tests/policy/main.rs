@@ -7,6 +7,7 @@
 
 mod conformance;
 mod crates;
+mod guide;
 mod layout;
 mod licences;
 mod lines;

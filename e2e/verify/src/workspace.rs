@@ -6,6 +6,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+/// Where the programs are that no user gets.
+const DEVELOPERS: [&str; 2] = ["e2e", "providers/example"];
+
 /// Our own crates, found and not listed: a new one is verified without an edit here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Workspace {
@@ -43,11 +46,11 @@ impl Workspace {
         serde_json::from_slice(&output.stdout).context("cargo metadata printed unexpected JSON")
     }
 
-    /// Crates with binaries that users get: all but the developer programs.
+    /// Crates with binaries that users get: all but the developer programs and the example.
     pub(crate) fn products(&self) -> impl Iterator<Item = &Member> {
-        let developers = self.root.join("e2e");
+        let developers = DEVELOPERS.map(|folder| self.root.join(folder));
         self.members.iter().filter(move |member| {
-            !member.manifest_path.starts_with(&developers)
+            !developers.iter().any(|folder| member.manifest_path.starts_with(folder))
                 && member.targets.iter().any(|target| target.kind.iter().any(|kind| kind == "bin"))
         })
     }
@@ -109,7 +112,7 @@ mod tests {
         assert!(providers.contains(&"sidekey-local"), "{providers:?}");
         assert!(!providers.contains(&"sidekey-conformance"), "{providers:?}");
         let others: Vec<&str> = workspace.libraries().map(|member| member.name.as_str()).collect();
-        for name in ["sidekey-e2e", "sidekey-verify", "sidekey-core"] {
+        for name in ["sidekey-e2e", "sidekey-verify", "sidekey-core", "sidekey-example"] {
             assert!(others.contains(&name), "{others:?}");
         }
         assert_eq!(names.len() + others.len(), workspace.members.len());

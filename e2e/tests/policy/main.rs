@@ -14,6 +14,7 @@ mod lines;
 mod manifests;
 mod metadata;
 mod source;
+mod toolchain;
 
 /// Fails with every violation at once, each on a line of its own.
 #[track_caller]

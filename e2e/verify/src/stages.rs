@@ -12,6 +12,7 @@ use crate::outcome::{Counting, Outcome};
 use crate::runner::{Runner, Step};
 use crate::schedule::{self, Job};
 use crate::suite::{self, Executable, Test};
+use crate::variants::oldest_step;
 use crate::verdict;
 use crate::workspace::{Workspace, cargo};
 
@@ -114,6 +115,7 @@ impl Stages<'_> {
         let mut names = vec![FORMAT.to_owned(), LINT.to_owned(), BUILD.to_owned()];
         if self.all {
             names.extend(self.workspace.libraries().map(|member| alone_step(&member.name)));
+            names.push(oldest_step(&self.workspace.rust_version));
             names.extend(self.workspace.products().map(|member| release_step(&member.name)));
         }
         names.push(PREPARE.to_owned());
@@ -126,7 +128,7 @@ impl Stages<'_> {
         Ok(names)
     }
 
-    fn chosen(&self, name: &str) -> bool {
+    pub(crate) fn chosen(&self, name: &str) -> bool {
         self.only.is_none_or(|part| name.contains(part))
     }
 
@@ -153,6 +155,9 @@ impl Stages<'_> {
                 command.args(["check", "--locked", "--package", &member.name]);
                 self.step(&name, command, false).await;
             }
+        }
+        if self.all {
+            self.oldest_rust().await;
         }
     }
 
@@ -251,7 +256,12 @@ impl Stages<'_> {
         self.runner.place().join(if self.all { "shipped" } else { "built" })
     }
 
-    async fn step(self, name: &str, mut command: Command, capture: bool) -> Option<String> {
+    pub(crate) async fn step(
+        self,
+        name: &str,
+        mut command: Command,
+        capture: bool,
+    ) -> Option<String> {
         command.current_dir(&self.workspace.root);
         let name = name.to_owned();
         let step = Step { name, command, counting: Counting::One, capture, limit: BUILD_LIMIT };

@@ -18,6 +18,9 @@ pub(crate) struct Workspace {
     pub(crate) target: PathBuf,
     #[serde(rename = "packages")]
     pub(crate) members: Vec<Member>,
+    /// The oldest Rust that builds all of it.
+    #[serde(skip)]
+    pub(crate) rust_version: String,
 }
 
 /// One crate.
@@ -25,6 +28,7 @@ pub(crate) struct Workspace {
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) manifest_path: PathBuf,
+    rust_version: Option<String>,
     targets: Vec<Target>,
 }
 
@@ -43,7 +47,11 @@ impl Workspace {
             .context("cannot start cargo")?;
         let problem = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "cargo metadata failed: {}", problem.trim());
-        serde_json::from_slice(&output.stdout).context("cargo metadata printed unexpected JSON")
+        let mut workspace: Self = serde_json::from_slice(&output.stdout)
+            .context("cargo metadata printed unexpected JSON")?;
+        let promised = workspace.members.iter().find_map(|member| member.rust_version.clone());
+        workspace.rust_version = promised.context("no crate says which Rust it needs")?;
+        Ok(workspace)
     }
 
     /// Crates with binaries that users get: all but the developer programs and the example.

@@ -18,11 +18,19 @@ use crate::wait::LONG_PATIENCE;
 /// Whether what is missing is built as it is shipped.
 static SHIPPED: AtomicBool = AtomicBool::new(false);
 
+/// Whether it is built with the FIPS module.
+static FIPS: AtomicBool = AtomicBool::new(false);
+
 static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
 
 /// From now on binaries are built as they are shipped, for programs that show or measure them.
 pub fn build_shipped() {
     SHIPPED.store(true, Ordering::Relaxed);
+}
+
+/// From now on binaries are built with the FIPS module, in a directory of their own.
+pub fn build_fips() {
+    FIPS.store(true, Ordering::Relaxed);
 }
 
 /// The path of a binary such as `sidekey-local`: from `$SIDEKEY_BIN_DIR`, else built by cargo,
@@ -122,6 +130,9 @@ fn build(name: &str) -> Result<PathBuf> {
     } else {
         // With everything, it has what the tests have built already.
         command.arg("--workspace");
+    }
+    if FIPS.load(Ordering::Relaxed) {
+        command.args(["--features", "fips", "--target-dir", "target/fips"]);
     }
     let ran = command.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
     ensure!(ran.status.success(), "cargo build --bin {name} failed, see above");

@@ -28,7 +28,7 @@ const PREPARER: &str = "prepare";
 const BUILD_LIMIT: Duration = Duration::from_secs(45 * 60);
 
 /// A test that takes longer hangs.
-const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
+pub(crate) const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
 
 /// The same for tests that share a process.
 const GROUP_LIMIT: Duration = Duration::from_secs(45 * 60);
@@ -77,7 +77,10 @@ impl Stages<'_> {
             Err(error) => return self.runner.failed(BUILD, &format!("{error:#}")),
         };
         if tests.is_empty() {
-            return self.runner.forget(BUILD);
+            if !self.fips(&built.executables).await {
+                self.runner.forget(BUILD);
+            }
+            return;
         }
         self.runner.plan(tests.iter().map(|test| test.name.clone()));
         let released = match released {
@@ -95,6 +98,7 @@ impl Stages<'_> {
         for _ in 0..self.times {
             self.run_tests(&tests, ready).await;
         }
+        self.fips(&built.executables).await;
         if !self.all && self.times == 1 {
             self.check_costs();
         }
@@ -125,6 +129,7 @@ impl Stages<'_> {
             let tests = executable.tests(self.all, |name| self.chosen(name))?;
             names.extend(tests.into_iter().map(|test| test.name));
         }
+        names.extend(self.fips_suites(&built.executables).into_iter().map(|test| test.name));
         Ok(names)
     }
 
@@ -194,7 +199,7 @@ impl Stages<'_> {
                 continue;
             }
             let folder = member.folder().to_owned();
-            let path = self.keep(&path).unwrap_or(path);
+            let path = self.keep(&path, "tests").unwrap_or(path);
             let root = &self.workspace.root;
             built.executables.push(Executable {
                 is_end_to_end: suite::is_end_to_end(&folder, root, kind, &target.name),
@@ -209,8 +214,8 @@ impl Stages<'_> {
     }
 
     /// Another name for an executable, under which it stays as it is while somebody builds again.
-    fn keep(&self, path: &Path) -> Option<PathBuf> {
-        let place = self.runner.place().join("tests");
+    pub(crate) fn keep(&self, path: &Path, folder: &str) -> Option<PathBuf> {
+        let place = self.runner.place().join(folder);
         std::fs::create_dir_all(&place).ok()?;
         let kept = place.join(path.file_name()?);
         // Of the run before.
@@ -349,11 +354,11 @@ fn release_step(package: &str) -> String {
 
 /// One of cargo's messages about something that it has built.
 #[derive(Deserialize)]
-struct Artifact {
+pub(crate) struct Artifact {
     manifest_path: PathBuf,
     target: ArtifactTarget,
-    profile: Profile,
-    executable: Option<PathBuf>,
+    pub(crate) profile: Profile,
+    pub(crate) executable: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -363,12 +368,12 @@ struct ArtifactTarget {
 }
 
 #[derive(Deserialize)]
-struct Profile {
-    test: bool,
+pub(crate) struct Profile {
+    pub(crate) test: bool,
 }
 
 /// The executables among cargo's messages.
-fn artifacts(output: &str) -> impl Iterator<Item = Artifact> {
+pub(crate) fn artifacts(output: &str) -> impl Iterator<Item = Artifact> {
     output
         .lines()
         .filter_map(|line| serde_json::from_str::<Artifact>(line).ok())

@@ -22,7 +22,10 @@ async fn sidekey_example_conforms_to_kms_v2() {
     let launched = Launched::start(serve, endpoint.parse().unwrap()).await.unwrap();
 
     let rotated = kms.clone();
-    let rotate = Hook::new(move || std::future::ready(Ok::<_, Infallible>(rotated.rotate())));
+    let rotate = Hook::new(move || {
+        rotated.rotate();
+        std::future::ready(Ok::<_, Infallible>(()))
+    });
     let plugin = launched
         .plugin()
         .with_rotate(rotate)

@@ -39,6 +39,4 @@ pub mod token;
 pub use error::{Error, Exit};
 pub use progress::Progress;
 pub use report::{Console, Output, Report, Table};
-
-/// Version of the library, the command and the operator.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub use sidekey_core::VERSION;

@@ -18,11 +18,19 @@ use crate::wait::LONG_PATIENCE;
 /// Whether what is missing is built as it is shipped.
 static SHIPPED: AtomicBool = AtomicBool::new(false);
 
+/// Whether it is built with the FIPS module.
+static FIPS: AtomicBool = AtomicBool::new(false);
+
 static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
 
 /// From now on binaries are built as they are shipped, for programs that show or measure them.
 pub fn build_shipped() {
     SHIPPED.store(true, Ordering::Relaxed);
+}
+
+/// From now on binaries are built with the FIPS module, in a directory of their own.
+pub fn build_fips() {
+    FIPS.store(true, Ordering::Relaxed);
 }
 
 /// The path of a binary such as `sidekey-local`: from `$SIDEKEY_BIN_DIR`, else built by cargo,
@@ -123,6 +131,9 @@ fn build(name: &str) -> Result<PathBuf> {
         // With everything, it has what the tests have built already.
         command.arg("--workspace");
     }
+    if FIPS.load(Ordering::Relaxed) {
+        command.args(["--features", "fips", "--target-dir", "target/fips"]);
+    }
     let ran = command.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
     ensure!(ran.status.success(), "cargo build --bin {name} failed, see above");
     let executable = String::from_utf8_lossy(&ran.stdout)
@@ -133,9 +144,10 @@ fn build(name: &str) -> Result<PathBuf> {
     executable.context("cargo did not say where it put the binary")
 }
 
-/// The names of all binaries that users get: all but the developer programs.
+/// The names of all binaries that users get: all but the developer programs and the example.
 pub fn products() -> Result<BTreeSet<String>> {
-    let ours = |manifest: &str| !manifest.contains("/e2e/");
+    let ours =
+        |manifest: &str| !manifest.contains("/e2e/") && !manifest.contains("/providers/example/");
     let all = all()?.into_iter();
     Ok(all.filter(|(_, (_, manifest))| ours(manifest)).map(|(name, _)| name).collect())
 }

@@ -224,8 +224,10 @@ async fn one(
     ensure!(containerfile.is_file(), "there is no {}", containerfile.display());
     let files = scratch.path().join("files");
     let (platform, binary) = take_binary(options, &name, &files.join(&name)).await?;
-    let bom = Bom::ask_cargo(&name, platform).await?;
-    let tag = options.tag.as_deref().unwrap_or_else(|| bom.version());
+    let is_fips = is_fips(&files.join(&name))?;
+    let bom = Bom::ask_cargo(&name, platform, is_fips).await?;
+    let version = if is_fips { fips(bom.version()) } else { bom.version().to_owned() };
+    let tag = options.tag.as_deref().unwrap_or(&version);
     let reference = format!("localhost/{name}:{tag}");
 
     let layout = scratch.subdir(&format!("oci/{name}"))?;
@@ -233,7 +235,7 @@ async fn one(
         containerfile: &containerfile,
         files: &files,
         platform,
-        version: bom.version(),
+        version: &version,
         source: &options.source,
         layout: &layout,
     };
@@ -274,6 +276,18 @@ async fn take_binary(options: &Options, name: &str, to: &Path) -> Result<(Platfo
         ensure!(is_static, "{} needs a loader, which an empty image has not", from.display());
     }
     Ok((platform, bytes))
+}
+
+/// Whether a binary was built with the FIPS module: it carries its version, as it prints it. It may
+/// be one of another platform, so it is not run.
+fn is_fips(binary: &Path) -> Result<bool> {
+    let wanted = fips(env!("CARGO_PKG_VERSION"));
+    Ok(fs::read(binary)?.windows(wanted.len()).any(|part| part == wanted.as_bytes()))
+}
+
+/// The version of a build with the FIPS module, which is the tag of its image.
+fn fips(version: &str) -> String {
+    format!("{version}-fips")
 }
 
 fn repository() -> &'static Path {

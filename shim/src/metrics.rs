@@ -42,7 +42,7 @@ impl Default for ShimMetrics {
     fn default() -> Self {
         let mut registry = MetricRegistry::default();
         let new = &mut registry;
-        new.build_info("kms_shim_build_info", &[]);
+        new.build_info("kms_shim", &[]);
         let forward_errors =
             new.counters("kms_shim_forward_errors", "Requests that did not reach a plugin");
         Self {

@@ -44,14 +44,17 @@ struct Details {
 }
 
 impl Bom {
-    /// What a build of that binary for that platform links.
-    pub(super) async fn ask_cargo(binary: &str, platform: Platform) -> Result<Self> {
+    /// What a build of that binary for that platform links, with the FIPS module or without.
+    pub(super) async fn ask_cargo(binary: &str, platform: Platform, fips: bool) -> Result<Self> {
         let wanted = binary.to_owned();
         let package = tokio::task::spawn_blocking(move || binaries::package_of(&wanted)).await??;
         let mut command = Command::from(binaries::cargo());
         command.args(["tree", "--locked", "--package", &package, "--prefix", "depth"]);
         command.args(["--edges", "normal,no-proc-macro", "--target", &platform.rust_target()]);
         command.args(["--format", &format!("{{p}}{SEPARATOR}{{l}}{SEPARATOR}")]);
+        if fips {
+            command.args(["--features", "fips"]);
+        }
         let ran = command.stdin(Stdio::null()).output().await.context("cannot run cargo tree")?;
         let said = String::from_utf8_lossy(&ran.stderr);
         ensure!(ran.status.success(), "cargo tree failed: {}", said.trim());

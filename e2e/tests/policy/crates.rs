@@ -91,7 +91,8 @@ impl Duplicate {
 /// `providers/<name>`, without what providers are made of and tested with.
 fn is_provider(metadata: &Metadata, package: &Package) -> bool {
     let folder = metadata.folder(package);
-    folder.strip_prefix("providers/").is_some_and(|name| !LIBRARIES.contains(&name))
+    let is_one = |name: &str| name == "example" || !LIBRARIES.contains(&name);
+    folder.strip_prefix("providers/").is_some_and(is_one)
 }
 
 #[test]

@@ -41,8 +41,8 @@ pub(crate) fn files() -> Vec<String> {
     files
 }
 
-/// Folders under `providers/` that hold what providers are made of and tested with.
-pub(crate) const LIBRARIES: [&str; 4] = ["core", "rest", "ttlv", "conformance"];
+/// Folders under `providers/` that hold what providers are made of, tested with and explained by.
+pub(crate) const LIBRARIES: [&str; 5] = ["core", "rest", "ttlv", "conformance", "example"];
 
 /// Names of the folders under `providers/` that hold a provider.
 pub(crate) fn providers() -> Vec<String> {
@@ -88,6 +88,19 @@ fn every_provider_has_a_readme() {
         .map(|name| format!("providers/{name}/README.md is missing"))
         .collect();
     assert_none("every provider explains itself", &wrong);
+}
+
+#[test]
+fn every_provider_says_when_the_way_back_to_what_it_replaces_closes() {
+    let says = |name: &&String| {
+        let path = root().join("providers").join(name).join("README.md");
+        std::fs::read_to_string(path).unwrap_or_default().to_lowercase().contains("the way back")
+    };
+    let names = providers();
+    let silent = names.iter().filter(|name| !says(name));
+    let wrong: Vec<String> =
+        silent.map(|name| format!("providers/{name}/README.md says nothing of it")).collect();
+    assert_none("who tries a provider knows until when it can be taken away again", &wrong);
 }
 
 #[test]

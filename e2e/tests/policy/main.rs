@@ -7,12 +7,14 @@
 
 mod conformance;
 mod crates;
+mod guide;
 mod layout;
 mod licences;
 mod lines;
 mod manifests;
 mod metadata;
 mod source;
+mod toolchain;
 
 /// Fails with every violation at once, each on a line of its own.
 #[track_caller]

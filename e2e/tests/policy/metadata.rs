@@ -24,6 +24,7 @@ pub(crate) struct Package {
     pub(crate) version: String,
     pub(crate) license: Option<String>,
     pub(crate) edition: String,
+    pub(crate) rust_version: Option<String>,
     pub(crate) publish: Option<Vec<String>>,
     pub(crate) manifest_path: PathBuf,
     pub(crate) targets: Vec<Target>,

@@ -4,7 +4,8 @@
 //! tests. What there is to build and to test is asked of cargo and of the test executables; no
 //! list is kept here. An end-to-end test runs alone in its process, and its module path says
 //! what it takes, so never more is begun than the machine bears (`schedule`). `--all` adds
-//! what users get: release builds, full sizes, the long ways.
+//! what users get: release builds, full sizes, the long ways, the oldest Rust and the FIPS
+//! module (`variants`).
 //!
 //! A test that leaves a process behind has failed. What failed only because the machine gave
 //! it no time has one second chance, by strict rules (`verdict`). The whole run has a deadline.
@@ -20,6 +21,7 @@ mod schedule;
 mod stages;
 mod suite;
 mod usage;
+mod variants;
 mod verdict;
 mod workspace;
 

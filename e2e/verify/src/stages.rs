@@ -12,6 +12,7 @@ use crate::outcome::{Counting, Outcome};
 use crate::runner::{Runner, Step};
 use crate::schedule::{self, Job};
 use crate::suite::{self, Executable, Test};
+use crate::variants::oldest_step;
 use crate::verdict;
 use crate::workspace::{Workspace, cargo};
 
@@ -27,7 +28,7 @@ const PREPARER: &str = "prepare";
 const BUILD_LIMIT: Duration = Duration::from_secs(45 * 60);
 
 /// A test that takes longer hangs.
-const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
+pub(crate) const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
 
 /// The same for tests that share a process.
 const GROUP_LIMIT: Duration = Duration::from_secs(45 * 60);
@@ -76,7 +77,10 @@ impl Stages<'_> {
             Err(error) => return self.runner.failed(BUILD, &format!("{error:#}")),
         };
         if tests.is_empty() {
-            return self.runner.forget(BUILD);
+            if !self.fips(&built.executables).await {
+                self.runner.forget(BUILD);
+            }
+            return;
         }
         self.runner.plan(tests.iter().map(|test| test.name.clone()));
         let released = match released {
@@ -94,6 +98,7 @@ impl Stages<'_> {
         for _ in 0..self.times {
             self.run_tests(&tests, ready).await;
         }
+        self.fips(&built.executables).await;
         if !self.all && self.times == 1 {
             self.check_costs();
         }
@@ -114,6 +119,7 @@ impl Stages<'_> {
         let mut names = vec![FORMAT.to_owned(), LINT.to_owned(), BUILD.to_owned()];
         if self.all {
             names.extend(self.workspace.libraries().map(|member| alone_step(&member.name)));
+            names.push(oldest_step(&self.workspace.rust_version));
             names.extend(self.workspace.products().map(|member| release_step(&member.name)));
         }
         names.push(PREPARE.to_owned());
@@ -123,10 +129,11 @@ impl Stages<'_> {
             let tests = executable.tests(self.all, |name| self.chosen(name))?;
             names.extend(tests.into_iter().map(|test| test.name));
         }
+        names.extend(self.fips_suites(&built.executables).into_iter().map(|test| test.name));
         Ok(names)
     }
 
-    fn chosen(&self, name: &str) -> bool {
+    pub(crate) fn chosen(&self, name: &str) -> bool {
         self.only.is_none_or(|part| name.contains(part))
     }
 
@@ -153,6 +160,9 @@ impl Stages<'_> {
                 command.args(["check", "--locked", "--package", &member.name]);
                 self.step(&name, command, false).await;
             }
+        }
+        if self.all {
+            self.oldest_rust().await;
         }
     }
 
@@ -189,7 +199,7 @@ impl Stages<'_> {
                 continue;
             }
             let folder = member.folder().to_owned();
-            let path = self.keep(&path).unwrap_or(path);
+            let path = self.keep(&path, "tests").unwrap_or(path);
             let root = &self.workspace.root;
             built.executables.push(Executable {
                 is_end_to_end: suite::is_end_to_end(&folder, root, kind, &target.name),
@@ -204,8 +214,8 @@ impl Stages<'_> {
     }
 
     /// Another name for an executable, under which it stays as it is while somebody builds again.
-    fn keep(&self, path: &Path) -> Option<PathBuf> {
-        let place = self.runner.place().join("tests");
+    pub(crate) fn keep(&self, path: &Path, folder: &str) -> Option<PathBuf> {
+        let place = self.runner.place().join(folder);
         std::fs::create_dir_all(&place).ok()?;
         let kept = place.join(path.file_name()?);
         // Of the run before.
@@ -251,7 +261,12 @@ impl Stages<'_> {
         self.runner.place().join(if self.all { "shipped" } else { "built" })
     }
 
-    async fn step(self, name: &str, mut command: Command, capture: bool) -> Option<String> {
+    pub(crate) async fn step(
+        self,
+        name: &str,
+        mut command: Command,
+        capture: bool,
+    ) -> Option<String> {
         command.current_dir(&self.workspace.root);
         let name = name.to_owned();
         let step = Step { name, command, counting: Counting::One, capture, limit: BUILD_LIMIT };
@@ -339,11 +354,11 @@ fn release_step(package: &str) -> String {
 
 /// One of cargo's messages about something that it has built.
 #[derive(Deserialize)]
-struct Artifact {
+pub(crate) struct Artifact {
     manifest_path: PathBuf,
     target: ArtifactTarget,
-    profile: Profile,
-    executable: Option<PathBuf>,
+    pub(crate) profile: Profile,
+    pub(crate) executable: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -353,12 +368,12 @@ struct ArtifactTarget {
 }
 
 #[derive(Deserialize)]
-struct Profile {
-    test: bool,
+pub(crate) struct Profile {
+    pub(crate) test: bool,
 }
 
 /// The executables among cargo's messages.
-fn artifacts(output: &str) -> impl Iterator<Item = Artifact> {
+pub(crate) fn artifacts(output: &str) -> impl Iterator<Item = Artifact> {
     output
         .lines()
         .filter_map(|line| serde_json::from_str::<Artifact>(line).ok())

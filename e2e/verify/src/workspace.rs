@@ -6,6 +6,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+/// Where the programs are that no user gets.
+const DEVELOPERS: [&str; 2] = ["e2e", "providers/example"];
+
 /// Our own crates, found and not listed: a new one is verified without an edit here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Workspace {
@@ -15,6 +18,9 @@ pub(crate) struct Workspace {
     pub(crate) target: PathBuf,
     #[serde(rename = "packages")]
     pub(crate) members: Vec<Member>,
+    /// The oldest Rust that builds all of it.
+    #[serde(skip)]
+    pub(crate) rust_version: String,
 }
 
 /// One crate.
@@ -22,6 +28,7 @@ pub(crate) struct Workspace {
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) manifest_path: PathBuf,
+    rust_version: Option<String>,
     targets: Vec<Target>,
 }
 
@@ -40,14 +47,18 @@ impl Workspace {
             .context("cannot start cargo")?;
         let problem = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "cargo metadata failed: {}", problem.trim());
-        serde_json::from_slice(&output.stdout).context("cargo metadata printed unexpected JSON")
+        let mut workspace: Self = serde_json::from_slice(&output.stdout)
+            .context("cargo metadata printed unexpected JSON")?;
+        let promised = workspace.members.iter().find_map(|member| member.rust_version.clone());
+        workspace.rust_version = promised.context("no crate says which Rust it needs")?;
+        Ok(workspace)
     }
 
-    /// Crates with binaries that users get: all but the developer programs.
+    /// Crates with binaries that users get: all but the developer programs and the example.
     pub(crate) fn products(&self) -> impl Iterator<Item = &Member> {
-        let developers = self.root.join("e2e");
+        let developers = DEVELOPERS.map(|folder| self.root.join(folder));
         self.members.iter().filter(move |member| {
-            !member.manifest_path.starts_with(&developers)
+            !developers.iter().any(|folder| member.manifest_path.starts_with(folder))
                 && member.targets.iter().any(|target| target.kind.iter().any(|kind| kind == "bin"))
         })
     }
@@ -109,7 +120,7 @@ mod tests {
         assert!(providers.contains(&"sidekey-local"), "{providers:?}");
         assert!(!providers.contains(&"sidekey-conformance"), "{providers:?}");
         let others: Vec<&str> = workspace.libraries().map(|member| member.name.as_str()).collect();
-        for name in ["sidekey-e2e", "sidekey-verify", "sidekey-core"] {
+        for name in ["sidekey-e2e", "sidekey-verify", "sidekey-core", "sidekey-example"] {
             assert!(others.contains(&name), "{others:?}");
         }
         assert_eq!(names.len() + others.len(), workspace.members.len());

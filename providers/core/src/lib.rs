@@ -42,6 +42,26 @@
 //! What reads a process from outside finds less: it leaves no core dump, and where it runs as a uid
 //! of its own only root reads its memory.
 //!
+//! # FIPS 140-3
+//! The feature `fips`, which every program has, builds the cryptography of AWS-LC's FIPS module
+//! (`aws-lc-fips-sys`) in the place of AWS-LC's own. Such a build says so in its version
+//! (`0.1.0-fips`, the tag of its image too) and in the gauge `…_fips_mode`, which asks the module
+//! itself and is 0 in any other build. The module ends the process if its self-tests fail. TLS speaks
+//! approved versions, suites and groups alone, in TLS 1.2 only with the extended master secret: tests
+//! of that build demand that each configuration of rustls calls itself `fips()`. AES-GCM's nonce comes
+//! from the module, in all builds, so that data written by either build is read by the other. There
+//! is no switch at run time.
+//!
+//! What it is not: a validation. The module has a certificate on platforms that it names; a static
+//! binary on another one is "vendor affirmed" at best. Outside of the module are, in all builds:
+//! - AWS's request signatures: HMAC-SHA-256 of the SDK's `aws-sigv4`, on RustCrypto's `hmac` and
+//!   `sha2`, which cannot be exchanged. They authenticate us to AWS; keys and data are AWS's and TLS's;
+//! - the hash maps' and HTTP/2's own randomness, which keeps nothing secret.
+//!
+//! To build it takes CMake, Go and a C compiler beside Rust. `.cargo/config.toml`'s switches are for
+//! AWS-LC's own build and do not count here: the module has its own source of entropy, and costs a
+//! process its self-tests at the start.
+//!
 //! # The end
 //! A process that is told to end closes its sockets and lets open requests finish. Where its
 //! clients are told at the same moment and serve on (HyperShift's kube-apiserver, with the plugins
@@ -99,5 +119,8 @@ pub use socket::endpoint::{Endpoint, EndpointError};
 pub use socket::{Listener, Peer, SocketOptions};
 pub use tls::certificate;
 
-/// The version of every Sidekey binary.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+const VERSIONS: [&str; 2] =
+    [env!("CARGO_PKG_VERSION"), concat!(env!("CARGO_PKG_VERSION"), "-fips")];
+
+/// The version of every Sidekey binary, which is also the tag of its image.
+pub const VERSION: &str = VERSIONS[cfg!(feature = "fips") as usize];

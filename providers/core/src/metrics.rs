@@ -100,11 +100,15 @@ impl MetricRegistry {
         metric
     }
 
-    /// Says what runs here.
-    pub fn build_info(&mut self, name: &str, more: &[(&'static str, &'static str)]) {
+    /// Says what runs here, in `<prefix>_build_info`, and whether its cryptography is that of a FIPS
+    /// module, in `<prefix>_fips_mode`.
+    pub fn build_info(&mut self, prefix: &str, more: &[(&'static str, &'static str)]) {
         let labels = more.iter().copied().chain([("version", crate::VERSION)]);
         let labels = labels.map(|(name, value)| (name, value.into())).collect();
-        self.gauges(name, "What runs here, and its version").0.get_or_create(&labels).set(1);
+        let help = "What runs here, and its version";
+        self.gauges(&format!("{prefix}_build_info"), help).0.get_or_create(&labels).set(1);
+        let (name, help) = (format!("{prefix}_fips_mode"), "Whether it is AWS-LC's FIPS module");
+        self.single::<Gauge>(&name, help).set(aws_lc_rs::try_fips_mode().is_ok().into());
     }
 
     /// Attempts to take something over.

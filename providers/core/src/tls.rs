@@ -175,3 +175,25 @@ fn bad(
 fn impossible(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::new(Kind::Bug, "TLS cannot be set up").with_source(error)
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::crypto::aws_lc_rs::{default_provider, kx_group};
+
+    use super::*;
+
+    #[test]
+    fn a_fips_build_speaks_approved_tls_alone_and_another_says_that_it_is_none() {
+        let is_fips = cfg!(feature = "fips");
+        assert_eq!(aws_lc_rs::try_fips_mode().is_ok(), is_fips);
+        assert_eq!(crate::VERSION.ends_with("-fips"), is_fips);
+        let client_of = |provider: CryptoProvider| {
+            let (provider, versions) = (Arc::new(provider), rustls::DEFAULT_VERSIONS);
+            let policy = TlsPolicy { provider, versions, protocol: "h2" };
+            client(&policy, Arc::new(RootCertStore::empty()), None).unwrap()
+        };
+        assert_eq!(client_of(default_provider()).fips(), is_fips);
+        let other = CryptoProvider { kx_groups: vec![kx_group::X25519], ..default_provider() };
+        assert!(!client_of(other).fips(), "this group is not approved");
+    }
+}

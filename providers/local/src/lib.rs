@@ -17,8 +17,7 @@ mod store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use serde::Deserialize;
 use sidekey_core::config::Problems;
 use sidekey_core::{Call, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
@@ -35,7 +34,7 @@ const TAG_LEN: usize = 16;
 #[derive(Debug)]
 pub struct Local {
     file: KeyFile,
-    keys: BTreeMap<u32, LessSafeKey>,
+    keys: BTreeMap<u32, RandomizedNonceKey>,
 }
 
 /// One key of the configuration.
@@ -126,18 +125,15 @@ impl Provider for Local {
         _: &Call<'_>,
     ) -> Result<Sealed, Error> {
         let key = self.key(key_id)?;
-        let mut nonce = [0; NONCE_LEN];
-        SystemRandom::new()
-            .fill(&mut nonce)
-            .map_err(|_| Error::new(Kind::Bug, "the system has no random numbers"))?;
         let mut out = Vec::with_capacity(1 + NONCE_LEN + plaintext.len() + TAG_LEN);
         out.push(FORMAT);
-        out.extend_from_slice(&nonce);
+        out.extend_from_slice(&[0; NONCE_LEN]);
         out.extend_from_slice(plaintext);
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        let tag = key
-            .seal_in_place_separate_tag(nonce, aad(key_id), &mut out[1 + NONCE_LEN..])
+        // The nonce is made by what encrypts: FIPS 140-3 approves no other.
+        let (nonce, tag) = key
+            .seal_in_place_separate_tag(aad(key_id), &mut out[1 + NONCE_LEN..])
             .map_err(|_| Error::new(Kind::Bug, "AES-GCM refused to encrypt"))?;
+        out[1..=NONCE_LEN].copy_from_slice(nonce.as_ref());
         out.extend_from_slice(tag.as_ref());
         let annotations = BTreeMap::new();
         Ok(Sealed { key_id: key_id.clone(), ciphertext: out.into(), annotations })
@@ -182,7 +178,7 @@ impl Local {
     }
 
     /// Finds the version that a key_id names; the key_id comes from etcd and may be forged.
-    fn key(&self, key_id: &KeyId) -> Result<&LessSafeKey, Error> {
+    fn key(&self, key_id: &KeyId) -> Result<&RandomizedNonceKey, Error> {
         let unknown = |why: &str| Error::new(Kind::KeyState, format!("{key_id}: {why}"));
         let rest = key_id.as_str().strip_prefix("local/").and_then(|rest| rest.split_once('/'));
         let Some((lineage, version)) = rest else {
@@ -207,9 +203,8 @@ fn aad(key_id: &KeyId) -> Aad<Vec<u8>> {
     Aad::from([b"sidekey-local/1/", key_id.as_str().as_bytes()].concat())
 }
 
-fn cipher(material: &Secret) -> Result<LessSafeKey, Error> {
-    UnboundKey::new(&AES_256_GCM, material.expose())
-        .map(LessSafeKey::new)
+fn cipher(material: &Secret) -> Result<RandomizedNonceKey, Error> {
+    RandomizedNonceKey::new(&AES_256_GCM, material.expose())
         .map_err(|_| Error::new(Kind::Bug, "a key version is not 32 bytes long"))
 }
 

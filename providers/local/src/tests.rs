@@ -245,3 +245,36 @@ proptest! {
         });
     }
 }
+
+/// A key file, and what was wrapped with it.
+const OLD_FILE: &str = r#"{"format":"sidekey-local/1","lineage":"000102030405060708090a0b0c0d0e0f","active":1,"versions":[{"version":1,"key":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}],"checksum":"ff89e81bb843e17119ea9292ca67eab3fe6feeeaf3d7c6f1f94cac14e858a847"}"#;
+const OLD_DATA: [(&str, &str); 3] = [
+    (
+        "another implementation of AES-256-GCM",
+        "01f0f1f2f3f4f5f6f7f8f9fafb0d6737615c5fbc17ed8e87eee7250c967b842092361a1cf77924a95fe836323b7898b3",
+    ),
+    (
+        "version 0.1.0 of sidekey-local, before the nonce came from the module",
+        "013be631dff5a3957e5d70291d84853c444aeb7243e00463e1a375691402c06055388a553e86a9b173a67de4ccb7f72f",
+    ),
+    (
+        "version 0.1.0-fips of it",
+        "0110824e2d1df2e5c3b94e50737ae44a8a3a362b5e8c896c31d151a18d90bbe71db72cebe5c643838f3fd1fe36ff2936",
+    ),
+];
+
+#[tokio::test]
+async fn what_was_written_with_the_fips_module_or_without_is_read_by_either_build() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("key");
+    std::fs::write(&path, OLD_FILE).unwrap();
+    let local = connect(&path, None).await.unwrap();
+    let mut sealed = seal(&local).await;
+    for (writer, hex) in OLD_DATA {
+        let digits = hex.as_bytes().chunks(2).map(|two| std::str::from_utf8(two).unwrap());
+        let bytes = digits.map(|two| u8::from_str_radix(two, 16).unwrap());
+        sealed.ciphertext = bytes.collect::<Vec<u8>>().into();
+        let opened = open(&local, &sealed).await;
+        assert_eq!(opened.unwrap().expose(), b"data encryption key", "{writer}");
+    }
+}

@@ -100,6 +100,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_fips_build_asks_for_approved_tls_alone() {
+        let files = Files::read([]).unwrap();
+        let trust = Trust::new(None, Unusable::Refuse, None, &files, "caBundle").unwrap();
+        assert_eq!(trust.config.fips(), cfg!(feature = "fips"));
+    }
+
+    #[test]
     fn a_bundle_without_certificates_and_a_name_that_is_none_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.pem");

@@ -37,7 +37,7 @@ impl ProxyMetrics {
     pub(super) fn new(mutual: bool) -> Self {
         let mut registry = MetricRegistry::default();
         let new = &mut registry;
-        new.build_info("socket_proxy_build_info", &[]);
+        new.build_info("socket_proxy", &[]);
         let metrics = Self {
             requests: Requests::new(None, new.requests("socket_proxy")),
             config_reloads: new.reloads(

@@ -57,15 +57,11 @@ impl Loaded {
     }
 }
 
-/// The order is said here, so that no feature of a crate decides it.
+/// The order is said here, so that no feature of a crate decides it; which of them are approved,
+/// where that counts, the crate knows.
 fn provider() -> CryptoProvider {
-    CryptoProvider {
-        kx_groups: vec![
-            kx_group::X25519MLKEM768,
-            kx_group::X25519,
-            kx_group::SECP256R1,
-            kx_group::SECP384R1,
-        ],
-        ..aws_lc_rs::default_provider()
-    }
+    let mut kx_groups =
+        vec![kx_group::X25519MLKEM768, kx_group::X25519, kx_group::SECP256R1, kx_group::SECP384R1];
+    kx_groups.retain(|group| group.fips() || !cfg!(feature = "fips"));
+    CryptoProvider { kx_groups, ..aws_lc_rs::default_provider() }
 }

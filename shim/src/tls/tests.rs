@@ -61,6 +61,16 @@ fn a_client_is_trusted_from_the_beginning_to_the_end_of_its_certificate() {
     assert!(!identity.trusts_at(&peer, peer.expires + Duration::from_secs(2)));
 }
 
+#[test]
+fn a_fips_build_speaks_approved_tls_alone_on_both_sides() {
+    let directory = tempfile::tempdir().unwrap();
+    acquainted(directory.path());
+    let [ca, cert, key] = ["ca.crt", "tls.crt", "tls.key"].map(|name| directory.path().join(name));
+    let loaded = files::Loaded::read(&TlsFiles { ca, cert, key }).unwrap();
+    let approved = [loaded.client.fips(), loaded.http2.fips(), loaded.http1.fips()];
+    assert_eq!(approved, [cfg!(feature = "fips"); 3]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 

@@ -18,7 +18,7 @@ use sidekey_e2e::images::{self, ALLOWANCE, Image, Options};
 #[command(
     name = "cargo images",
     bin_name = "cargo images",
-    after_help = "Examples:\n  cargo images\n  cargo images shim aws --dir out -o json\n  SIDEKEY_BIN_DIR=/path/with/binaries cargo images\n\nExit codes: 0 built, 1 failed or too large, 64 bad usage"
+    after_help = "Examples:\n  cargo images\n  cargo images shim aws --dir out -o json\n  cargo images --fips\n  SIDEKEY_BIN_DIR=/path/with/binaries cargo images\n\nExit codes: 0 built, 1 failed or too large, 64 bad usage"
 )]
 struct Arguments {
     /// The images to build, by their folders; all if none is named
@@ -27,6 +27,9 @@ struct Arguments {
     /// Where the archives go [default: images in cargo's target directory]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Build with the FIPS module of AWS-LC, which takes CMake and Go; the tag ends in -fips
+    #[arg(long)]
+    fips: bool,
     /// The tag of the images [default: the version]
     #[arg(long, value_name = "TAG")]
     tag: Option<String>,
@@ -47,6 +50,9 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     binaries::build_shipped();
+    if arguments.fips {
+        binaries::build_fips();
+    }
     command::block_on(run(&arguments))
 }
 
@@ -58,7 +64,7 @@ async fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let dir = match &arguments.dir {
         Some(dir) => dir.clone(),
-        None => target()?.join("images"),
+        None => target()?.join(if arguments.fips { "images-fips" } else { "images" }),
     };
     let mut options = match Options::new(dir) {
         Ok(options) => options,

@@ -74,7 +74,7 @@ impl ProviderMetrics {
     pub(crate) fn new(provider: &'static str) -> Self {
         let mut registry = MetricRegistry::default();
         let new = &mut registry;
-        new.build_info("kms_build_info", &[("provider", provider)]);
+        new.build_info("kms", &[("provider", provider)]);
         Self {
             connections: Connections::of_clients(new, "kms"),
             config_reloads: new.reloads(

@@ -65,6 +65,7 @@ async fn metrics_have_the_names_that_dashboards_know() {
         "kms_reloads_total{key=\"1\",result=\"failure\"} 0",
         "kms_config_reloads_total{result=\"failure\"} 0",
         "kms_build_info{provider=\"local\",version=\"",
+        "kms_fips_mode 0",
         &healthy,
         &format!("kms_plugin_key_id_hash_info{{key=\"1\",key_id_hash=\"{hash}\"}} 1"),
     ] {

@@ -5,6 +5,7 @@ mod parse;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -38,7 +39,7 @@ pub struct ShimConfig {
     /// The cache of unwrapped keys; none unless asked for.
     pub cache: Option<CacheOptions>,
     /// The document itself, to be kept as the last good one. It holds no secrets.
-    pub document: Value,
+    pub document: Arc<Value>,
 }
 
 /// How key_ids are handled.

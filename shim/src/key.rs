@@ -220,7 +220,8 @@ impl RoutedKey {
             let mut backoff = Backoff::new(FIRST_BACKOFF, LAST_BACKOFF);
             loop {
                 let Some(strong) = key.upgrade() else { return };
-                let healthy = strong.probe().await;
+                // Boxed: it takes room for a moment only, and there is one for every key.
+                let healthy = Box::pin(strong.probe()).await;
                 let interval = strong.duty.lock().1.interval;
                 // A key that was removed must be able to go while we wait.
                 drop(strong);

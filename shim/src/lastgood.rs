@@ -186,6 +186,16 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_any_length_damage_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("last-good");
+        let numbers: Vec<f64> = (1..2000).map(|n| f64::from(n).sqrt() / 7.0).collect();
+        let good = LastGood::new(json!({"keys": numbers}), BTreeSet::new(), &BTreeMap::new());
+        good.store(&path).unwrap();
+        assert_eq!(LastGood::load(&path).map(|loaded| loaded.document), Some(good.document));
+    }
+
+    #[test]
     fn a_file_of_a_version_without_memory_is_loaded() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("last-good");

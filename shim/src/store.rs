@@ -26,7 +26,7 @@ pub(crate) struct Store {
 /// What is kept, and where.
 #[derive(Default)]
 pub(crate) struct Contents {
-    pub(crate) document: Value,
+    pub(crate) document: Arc<Value>,
     pub(crate) past_writers: BTreeSet<u64>,
     pub(crate) memory: BTreeMap<KeyNumber, Memory>,
     /// Beside the socket.
@@ -67,7 +67,7 @@ impl Store {
 
 impl Contents {
     fn write(&self) {
-        let stored = LastGood::new(self.document.clone(), self.past_writers.clone(), &self.memory);
+        let stored = LastGood::new((*self.document).clone(), self.past_writers.clone(), &self.memory);
         if let Some(path) = &self.path
             && let Err(error) = stored.store(path)
         {

@@ -32,6 +32,8 @@ pub(crate) struct ScriptedKms {
 pub(crate) struct KmsState {
     /// The KEK: ciphertexts of one cannot be read with another.
     pub(crate) kek: u8,
+    /// Every KEK is called by the key_ids of the first, as if it were deleted and made anew.
+    pub(crate) alike: bool,
     pub(crate) version: u32,
     /// Wraps with this version whatever it is asked for.
     pub(crate) wraps_with: Option<u32>,
@@ -169,9 +171,9 @@ impl Provider for Scripted {
     async fn key_id(&self) -> Result<KeyId, Error> {
         self.kms.set(|state| state.describes += 1);
         self.kms.call(self.token.as_deref()).await?;
-        let (kek, version) = self.kms.ask(|state| (state.kek, state.version));
+        let key_id = self.kms.ask(|state| state.key_id(state.version));
         self.kms.set(KmsState::look);
-        KeyId::new(&format!("{kek}/{version}"))
+        key_id
     }
 
     async fn encrypt(
@@ -187,7 +189,7 @@ impl Provider for Scripted {
         }
         let (kek, used) = self.kms.ask(|state| (state.kek, state.wraps_with));
         let key_id = match used {
-            Some(version) => KeyId::new(&format!("{kek}/{version}"))?,
+            Some(version) => self.kms.ask(|state| state.key_id(version))?,
             None => key_id.clone(),
         };
         let mask = mask(&key_id);
@@ -202,8 +204,7 @@ impl Provider for Scripted {
         plaintext: &[u8],
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
-        let (kek, version) = self.kms.ask(|state| (state.kek, state.version));
-        let now = KeyId::new(&format!("{kek}/{version}"))?;
+        let now = self.kms.ask(|state| state.key_id(state.version))?;
         let older = known.as_str() > now.as_str();
         self.encrypt(if older { known } else { &now }, plaintext, call).await
     }
@@ -229,6 +230,11 @@ impl Provider for Scripted {
 }
 
 impl KmsState {
+    fn key_id(&self, version: u32) -> Result<KeyId, Error> {
+        let kek = if self.alike { 1 } else { self.kek };
+        KeyId::new(&format!("{kek}/{version}"))
+    }
+
     /// Whoever has been asked for a new version gets on with it.
     fn look(&mut self) {
         if self.rotations > 0 && self.version <= self.rotations {

@@ -1,6 +1,7 @@
 //! Reading the shim's configuration, with every mistake in it.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -113,7 +114,7 @@ pub fn parse(document: &Value, default_uids: &[u32]) -> Result<ShimConfig, Probl
         probe,
         probe_interval,
         cache: raw.cache.and_then(|raw| cache(&raw, problems)),
-        document: document.clone(),
+        document: Arc::new(document.clone()),
     };
     std::mem::take(problems).into_result(Some(config))
 }

@@ -321,9 +321,9 @@ impl KeyTask {
         let now = Some(Instant::now());
         let encrypts = proven.sample.is_some();
         self.described = now.filter(|_| proven.key_id.is_some());
-        if encrypts {
+        if let Some(sample) = proven.sample {
             self.encrypted = now;
-            self.set_sample(proven.sample);
+            self.keep_sample(sample);
         }
         self.key.activate(proven.backend, proven.key_id, encrypts);
         if encrypts || self.spec.role == Some(KeyRole::Read) {
@@ -362,8 +362,12 @@ impl KeyTask {
         self.key.sample.lock().clone()
     }
 
-    fn set_sample(&self, sample: Option<Canary>) {
-        *self.key.sample.lock() = sample;
+    /// The first one under a key_id is kept: whatever has become of the KEK since, it must read it.
+    fn keep_sample(&self, sample: Canary) {
+        let mut kept = self.key.sample.lock();
+        if kept.as_ref().is_none_or(|kept| kept.sealed.key_id != sample.sealed.key_id) {
+            *kept = Some(sample);
+        }
     }
 
     /// Files that cannot be read now, a token half-written, say: what is in use stays in use.

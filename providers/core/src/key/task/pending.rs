@@ -33,7 +33,7 @@ impl KeyTask {
             self.key.deactivate();
             (self.spec, self.pending) = (order.spec, None);
             (self.encrypted, self.described) = (None, None);
-            self.set_sample(None);
+            *self.key.sample.lock() = None;
             self.key.set_decrypt_proves(false);
             self.asked_to_encrypt = false;
             self.key.health.configure(self.times());

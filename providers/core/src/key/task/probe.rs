@@ -36,7 +36,7 @@ impl KeyTask {
         }
         let deadline = Instant::now() + self.options.timeout;
         let result = match encrypt {
-            true => within(deadline, self.probe_encrypt(active)).await,
+            true => within(deadline, self.probe_encrypt(active, suspected)).await,
             false => within(deadline, self.probe_decrypt(active)).await,
         };
         // While it cannot encrypt and should, or its newest version is out of use, a Decrypt of
@@ -62,7 +62,7 @@ impl KeyTask {
     }
 
     /// Encrypts and decrypts; a new version is announced once the old data is found readable.
-    async fn probe_encrypt(&mut self, active: &Arc<Active>) -> Result<(), Error> {
+    async fn probe_encrypt(&mut self, active: &Arc<Active>, suspected: bool) -> Result<(), Error> {
         let backend = &active.backend;
         if !active.encrypts {
             // For the first time: the canary says whether this is the key that was configured.
@@ -72,8 +72,10 @@ impl KeyTask {
         let (key_id, sample) = self.round_trip(backend, describe).await?;
         let now = Some(Instant::now());
         let moved = active.key_id.as_ref() != Some(&key_id);
-        if moved && active.encrypts {
-            // A key that was deleted and made anew looks like a rotation, but reads nothing.
+        let doubted = moved || suspected || self.key.health.is_failing();
+        if doubted && active.encrypts {
+            // A key that was deleted and made anew looks like a rotation, or just like the old one,
+            // but reads nothing.
             self.same_kek(backend, self.spec.canary.as_ref()).await?;
         }
         if moved || !active.encrypts {
@@ -87,7 +89,7 @@ impl KeyTask {
             }
             self.key.activate(backend.clone(), Some(key_id), true);
         }
-        self.set_sample(Some(sample));
+        self.keep_sample(sample);
         self.encrypted = now;
         if describe {
             self.described = now;
@@ -144,7 +146,7 @@ impl KeyTask {
             return Err(Error::new(trouble.kind, trouble.text.clone()));
         }
         let deadline = Instant::now() + self.options.timeout;
-        if let Err(error) = within(deadline, self.probe_encrypt(&active)).await {
+        if let Err(error) = within(deadline, self.probe_encrypt(&active, false)).await {
             self.encrypt_refused = Some((Instant::now(), Trouble::new(&error)));
             return Err(error);
         }

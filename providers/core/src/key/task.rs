@@ -278,25 +278,27 @@ impl KeyTask {
         Ok((proven, spec, files))
     }
 
-    /// Connects a standby client and has it pass every test: it must read what was encrypted
-    /// before, and encrypt if the client in use does.
+    /// Connects a standby client and has it pass every test: it must encrypt if the client in use
+    /// does, and read what was encrypted before. That comes last: a KEK that is exchanged meanwhile
+    /// is one that cannot.
     async fn prove(&self, spec: &KeySpec, files: &Files) -> Result<Proven, Error> {
         let active = self.key.active();
         let previous = active.as_ref().map(|active| &*active.backend);
         let backend = spec.connector.connect(files, previous).await?;
-        self.same_kek(&backend, spec.canary.as_ref()).await?;
         // A key that was made a read key may have lost its right to encrypt, and needs none.
         let reads = spec.role == Some(KeyRole::Read);
         let must = !reads && active.as_ref().is_some_and(|active| active.encrypts);
+        let mut encrypted = None;
         if !reads || self.asked_to_encrypt {
             match self.round_trip(&backend, true).await {
-                Ok((key_id, sample)) => {
-                    return Ok(Proven { backend, key_id: Some(key_id), sample: Some(sample) });
-                }
                 Err(error) if must || error.kind().is_transient() => return Err(error),
-                // It never did, and what it can do is better than nothing.
-                Err(_) => {}
+                // If not, it never did, and what it can do is better than nothing.
+                result => encrypted = result.ok(),
             }
+        }
+        self.same_kek(&backend, spec.canary.as_ref()).await?;
+        if let Some((key_id, sample)) = encrypted {
+            return Ok(Proven { backend, key_id: Some(key_id), sample: Some(sample) });
         }
         let known = active.as_ref().and_then(|active| active.key_id.clone());
         let tested = spec.canary.is_some() || self.sample().is_some();

@@ -64,18 +64,14 @@ impl KeyTask {
     /// Encrypts and decrypts; a new version is announced once the old data is found readable.
     async fn probe_encrypt(&mut self, active: &Arc<Active>, suspected: bool) -> Result<(), Error> {
         let backend = &active.backend;
-        if !active.encrypts {
-            // For the first time: the canary says whether this is the key that was configured.
-            self.same_kek(backend, self.spec.canary.as_ref()).await?;
-        }
         let describe = active.key_id.is_none() || self.is_due(self.described, DESCRIBE_EVERY);
         let (key_id, sample) = self.round_trip(backend, describe).await?;
         let now = Some(Instant::now());
         let moved = active.key_id.as_ref() != Some(&key_id);
+        // The first time the canary says whether this is the key that was configured. A key that was
+        // deleted and made anew looks like a rotation, or just like the old one, but reads nothing.
         let doubted = moved || suspected || self.key.health.is_failing();
-        if doubted && active.encrypts {
-            // A key that was deleted and made anew looks like a rotation, or just like the old one,
-            // but reads nothing.
+        if doubted || !active.encrypts {
             self.same_kek(backend, self.spec.canary.as_ref()).await?;
         }
         if moved || !active.encrypts {

@@ -37,23 +37,22 @@ pub(crate) struct LastGood {
 
 impl LastGood {
     pub(crate) fn new(
-        document: Value,
+        document: &Value,
         past_writers: BTreeSet<u64>,
         memory: &BTreeMap<KeyNumber, Memory>,
     ) -> Self {
-        let checksum = checksum(&document, &past_writers);
+        let checksum = checksum(document, &past_writers);
         let memory = memory.iter().map(|(id, memory)| (id.0, memory.document())).collect();
         let memory_checksum = memory_checksum(&memory);
-        Self { document, past_writers, checksum, memory, memory_checksum }
+        Self { document: document.clone(), past_writers, checksum, memory, memory_checksum }
     }
 
     /// What keys have written or read.
     pub(crate) fn memory(&self) -> BTreeMap<KeyNumber, Memory> {
-        let parsed = self
-            .memory
-            .iter()
-            .filter_map(|(id, document)| Some((KeyNumber(*id), Memory::parse(document.clone())?)));
-        parsed.collect()
+        let parsed = |(id, document): (&u64, &Value)| {
+            Some((KeyNumber(*id), Memory::parse(document.clone())?))
+        };
+        self.memory.iter().filter_map(parsed).collect()
     }
 
     /// Where it lies for a shim that listens there; abstract sockets have no directory.
@@ -171,7 +170,7 @@ mod tests {
             directory.path().join("kms.sock").display().to_string().parse().unwrap();
         let path = LastGood::path(&listen).unwrap();
         assert_eq!(LastGood::load(&path), None);
-        let good = LastGood::new(json!({"keys": [1, 2]}), BTreeSet::from([1]), &memory());
+        let good = LastGood::new(&json!({"keys": [1, 2]}), BTreeSet::from([1]), &memory());
         good.store(&path).unwrap();
         let loaded = LastGood::load(&path).unwrap();
         assert_eq!(loaded.memory(), memory());
@@ -190,7 +189,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("last-good");
         let numbers: Vec<f64> = (1..2000).map(|n| f64::from(n).sqrt() / 7.0).collect();
-        let good = LastGood::new(json!({"keys": numbers}), BTreeSet::new(), &BTreeMap::new());
+        let good = LastGood::new(&json!({"keys": numbers}), BTreeSet::new(), &BTreeMap::new());
         good.store(&path).unwrap();
         assert_eq!(LastGood::load(&path).map(|loaded| loaded.document), Some(good.document));
     }
@@ -212,7 +211,7 @@ mod tests {
     fn what_is_no_regular_file_is_not_followed_and_not_waited_for() {
         let directory = tempfile::tempdir().unwrap();
         let (path, link) = (directory.path().join("there"), directory.path().join("link"));
-        LastGood::new(json!({}), BTreeSet::new(), &memory()).store(&path).unwrap();
+        LastGood::new(&json!({}), BTreeSet::new(), &memory()).store(&path).unwrap();
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(LastGood::load(&path).is_some());
         assert_eq!(LastGood::load(&link), None);

@@ -67,7 +67,7 @@ impl Store {
 
 impl Contents {
     fn write(&self) {
-        let stored = LastGood::new((*self.document).clone(), self.past_writers.clone(), &self.memory);
+        let stored = LastGood::new(&self.document, self.past_writers.clone(), &self.memory);
         if let Some(path) = &self.path
             && let Err(error) = stored.store(path)
         {

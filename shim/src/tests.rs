@@ -263,7 +263,7 @@ proptest! {
         let path = directory.path().join("last-good");
         let memory = Memory::read(sealed("v/1", b"wrapped"));
         let memory = numbers.into_iter().map(|id| (KeyNumber(id), memory.clone())).collect();
-        let good = LastGood::new(document, past, &memory);
+        let good = LastGood::new(&document, past, &memory);
         good.store(&path).unwrap();
         let loaded = LastGood::load(&path);
         prop_assert_eq!(loaded.as_ref(), Some(&good));

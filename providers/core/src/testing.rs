@@ -192,9 +192,8 @@ impl Provider for Scripted {
             Some(version) => self.kms.ask(|state| state.key_id(version))?,
             None => key_id.clone(),
         };
-        let mask = mask(&key_id);
-        let ciphertext: Bytes =
-            [kek].into_iter().chain(plaintext.iter().map(|b| b ^ mask)).collect();
+        let masked = plaintext.iter().map(|b| b ^ mask(&key_id));
+        let ciphertext: Bytes = [kek].into_iter().chain(masked).collect();
         Ok(Sealed { key_id, ciphertext, annotations: BTreeMap::new() })
     }
 
@@ -205,8 +204,8 @@ impl Provider for Scripted {
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
         let now = self.kms.ask(|state| state.key_id(state.version))?;
-        let older = known.as_str() > now.as_str();
-        self.encrypt(if older { known } else { &now }, plaintext, call).await
+        self.encrypt(if known.as_str() > now.as_str() { known } else { &now }, plaintext, call)
+            .await
     }
 
     async fn decrypt(&self, sealed: &Sealed, _: &Call<'_>) -> Result<Secret, Error> {
@@ -231,8 +230,7 @@ impl Provider for Scripted {
 
 impl KmsState {
     fn key_id(&self, version: u32) -> Result<KeyId, Error> {
-        let kek = if self.alike { 1 } else { self.kek };
-        KeyId::new(&format!("{kek}/{version}"))
+        KeyId::new(&format!("{}/{version}", if self.alike { 1 } else { self.kek }))
     }
 
     /// Whoever has been asked for a new version gets on with it.

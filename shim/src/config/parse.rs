@@ -1,7 +1,6 @@
 //! Reading the shim's configuration, with every mistake in it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -114,7 +113,7 @@ pub fn parse(document: &Value, default_uids: &[u32]) -> Result<ShimConfig, Probl
         probe,
         probe_interval,
         cache: raw.cache.and_then(|raw| cache(&raw, problems)),
-        document: Arc::new(document.clone()),
+        document: document.clone().into(),
     };
     std::mem::take(problems).into_result(Some(config))
 }

@@ -34,7 +34,8 @@ async fn a_key_id_is_announced_when_what_was_written_under_it_is_on_disk_and_not
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("last-good");
     let key = key(false);
-    let contents = Contents { document: json!({}).into(), path: Some(path.clone()), ..Default::default() };
+    let contents =
+        Contents { document: json!({}).into(), path: Some(path.clone()), ..Default::default() };
     key.store.replace(contents).await;
     // In use, as far as that goes without an endpoint.
     let options = key.duty.lock().1;

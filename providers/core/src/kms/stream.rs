@@ -8,10 +8,10 @@
 //! load, each process takes in all that has come before it passes the first of it on, and caller,
 //! shim and provider work one after the other where they could work at the same time.
 //!
-//! Against tokio's own stream on both sides a Decrypt takes 16 % fewer system calls (7.1 against
-//! 8.4) with one request in flight, and more with 64 (0.38 against 0.28, for the helpings): counted
-//! by strace over 6,000 requests. In CPU time no difference is shown: 6 % less with one and 4 % more
-//! with 64 are within the spread of ten alternations on a busy machine (libraries at opt-level 1).
+//! With one request in flight, which is how kube-apiserver mostly asks, a Decrypt of the local
+//! provider takes 41 us of CPU time, and 52 on tokio's own stream: 27 % more, and 8 % more latency at
+//! the median (release builds, ten alternations in one run, 13 to 85 %). With 64 in flight there is no
+//! difference. In system calls it is 7.1 against 8.4, and 0.38 against 0.28 with 64, for the helpings.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;

@@ -70,8 +70,7 @@ impl KeyTask {
         let moved = active.key_id.as_ref() != Some(&key_id);
         // The first time the canary says whether this is the key that was configured. A key that was
         // deleted and made anew looks like a rotation, or just like the old one, but reads nothing.
-        let doubted = moved || suspected || self.key.health.is_failing();
-        if doubted || !active.encrypts {
+        if moved || suspected || !active.encrypts || self.key.health.is_failing() {
             self.same_kek(backend, self.spec.canary.as_ref()).await?;
         }
         if moved || !active.encrypts {

@@ -367,9 +367,8 @@ impl KeyTask {
     /// The first one under a key_id is kept: whatever has become of the KEK since, it must read it.
     fn keep_sample(&self, sample: Canary) {
         let mut kept = self.key.sample.lock();
-        if kept.as_ref().is_none_or(|kept| kept.sealed.key_id != sample.sealed.key_id) {
-            *kept = Some(sample);
-        }
+        kept.take_if(|kept| kept.sealed.key_id != sample.sealed.key_id);
+        kept.get_or_insert(sample);
     }
 
     /// Files that cannot be read now, a token half-written, say: what is in use stays in use.

@@ -13,7 +13,8 @@ fn main() {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let native = variable("HOST") == variable("TARGET");
     let gnu = variable("CARGO_CFG_TARGET_ENV") == "gnu";
-    if native && gnu && glibc().is_some_and(|version| version >= (2, 36)) {
+    let is_static = variable("CARGO_CFG_TARGET_FEATURE").split(',').any(|one| one == "crt-static");
+    if native && gnu && is_static && glibc().is_some_and(|version| version >= (2, 36)) {
         println!("cargo:rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
 }

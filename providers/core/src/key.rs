@@ -48,7 +48,7 @@ pub(crate) struct Key {
     pub(crate) suspicion: Notify,
     /// Whether that probe should encrypt.
     pub(crate) encrypt_suspected: AtomicBool,
-    /// What the key can decrypt: the last thing it encrypted for a probe, or the first that it
+    /// What the key can decrypt: the first thing that it encrypted for a probe under its key_id, or
     /// decrypted for anybody. A new client must be able to, too.
     pub(crate) sample: Mutex<Option<Canary>>,
     active: ArcSwapOption<Active>,
@@ -328,6 +328,12 @@ impl Kms for Arc<Key> {
     /// Encrypts under the announced key_id, and answers only what has been decrypted again.
     async fn encrypt(&self, plaintext: Secret, call: &Call<'_>) -> Result<Sealed, RequestError> {
         let (active, announced) = self.encrypting(call.deadline).await?;
+        // Another KEK in the place of ours encrypts just as well.
+        if let Err(trouble) = self.health.verdict()
+            && trouble.kind == Kind::KeyState
+        {
+            return Err(Error::new(trouble.kind, trouble.text).into());
+        }
         let backend = &active.backend;
         let attempt = || {
             let encrypting = backend.encrypt(&announced, plaintext.expose(), call);

@@ -61,6 +61,8 @@ pub(crate) struct KeyTask {
     /// When the key last encrypted, and when the KMS last told what it knows of it.
     encrypted: Option<Instant>,
     described: Option<Instant>,
+    /// When a key that writes last read its sample: whatever else it does proves no KEK.
+    sampled: Option<Instant>,
 }
 
 /// Something to try on a standby client.
@@ -114,6 +116,7 @@ impl KeyTask {
             encrypt_refused: None,
             encrypted: None,
             described: None,
+            sampled: None,
         };
         task.key.health.configure(task.times());
         task

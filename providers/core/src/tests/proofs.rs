@@ -317,16 +317,25 @@ async fn status_tells_the_age_of_the_last_proof() {
 
 #[tokio::test]
 async fn a_kek_that_was_made_anew_under_the_same_key_id_is_never_taken_for_the_old_one() {
-    let kms = ScriptedKms::new("anew");
+    let kms = ScriptedKms::new("alike");
     let mut process = Process::new();
-    process.apply(json!([process.key(1, "anew")])).await.unwrap();
+    process.apply(json!([process.key(1, "alike")])).await.unwrap();
     process.until_healthy(1).await;
     let old = process.encrypt(1).await.unwrap();
     kms.set(|state| (state.alike, state.kek) = (true, 2));
-    process.until(1, Result::is_err).await;
+    // What is new reads, and is read all the time: that must not hide that the rest does not.
+    let new = process.encrypt(1).await;
+    while process.status(1).await.is_ok() {
+        if let Ok(new) = &new {
+            assert_eq!(process.decrypt(1, new).await.unwrap(), [9; 32]);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     // However often it encrypts and decrypts what is new: it cannot read what was written.
     let before = kms.ask(|state| state.encrypts);
     wait(|| kms.ask(|state| state.encrypts) > before + 2).await;
+    assert_eq!(code(process.status(1).await), Code::FailedPrecondition);
+    assert_eq!(process.encrypt(1).await.unwrap_err().code(), Code::FailedPrecondition);
     assert_eq!(code(process.status(1).await), Code::FailedPrecondition);
     kms.set(|state| state.kek = 1);
     process.until_healthy(1).await;

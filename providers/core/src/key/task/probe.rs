@@ -30,13 +30,14 @@ impl KeyTask {
         let fresh = |age: Duration| age < self.times().interval / 2;
         let describe = !active.encrypts
             && (active.key_id.is_none() || self.is_due(self.described, DESCRIBE_EVERY));
-        let needed = encrypt || suspected || describe || self.key.health.is_failing();
+        let unread = self.should_encrypt() && self.is_due(self.sampled, ENCRYPT_EVERY);
+        let needed = encrypt || suspected || describe || unread || self.key.health.is_failing();
         if !needed && self.key.health.proof_age().is_some_and(fresh) {
             return Ok(());
         }
         let deadline = Instant::now() + self.options.timeout;
         let result = match encrypt {
-            true => within(deadline, self.probe_encrypt(active, suspected)).await,
+            true => within(deadline, self.probe_encrypt(active, suspected || unread)).await,
             false => within(deadline, self.probe_decrypt(active)).await,
         };
         // While it cannot encrypt and should, or its newest version is out of use, a Decrypt of
@@ -48,6 +49,9 @@ impl KeyTask {
         self.key.metrics.ends(&*active.backend);
         match result {
             Ok(()) => {
+                if !encrypt {
+                    self.sampled = Some(Instant::now());
+                }
                 self.key.proven();
                 Ok(())
             }
@@ -62,7 +66,7 @@ impl KeyTask {
     }
 
     /// Encrypts and decrypts; a new version is announced once the old data is found readable.
-    async fn probe_encrypt(&mut self, active: &Arc<Active>, suspected: bool) -> Result<(), Error> {
+    async fn probe_encrypt(&mut self, active: &Arc<Active>, doubted: bool) -> Result<(), Error> {
         let backend = &active.backend;
         let describe = active.key_id.is_none() || self.is_due(self.described, DESCRIBE_EVERY);
         let (key_id, sample) = self.round_trip(backend, describe).await?;
@@ -70,8 +74,13 @@ impl KeyTask {
         let moved = active.key_id.as_ref() != Some(&key_id);
         // The first time the canary says whether this is the key that was configured. A key that was
         // deleted and made anew looks like a rotation, or just like the old one, but reads nothing.
-        if moved || suspected || !active.encrypts || self.key.health.is_failing() {
+        if moved || doubted || !active.encrypts || self.key.health.is_failing() {
             self.same_kek(backend, self.spec.canary.as_ref()).await?;
+            self.sampled = now;
+        }
+        if !active.encrypts {
+            // What somebody has decrypted before may not be a sound sample for ever: ours is.
+            *self.key.sample.lock() = None;
         }
         if moved || !active.encrypts {
             let (key, key_id_hash) = (self.key.id, key_id.hash());
@@ -210,7 +219,7 @@ impl KeyTask {
     }
 
     /// Whether the sample stands for this canary: a key encrypts only after it has read its canary,
-    /// and its sample is what it encrypted last.
+    /// and its sample is what it encrypted.
     fn has_read(&self, canary: &Canary) -> bool {
         let encrypts = self.key.active().is_some_and(|active| active.encrypts);
         encrypts && self.spec.canary.as_ref() == Some(canary) && self.sample().is_some()

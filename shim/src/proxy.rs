@@ -46,8 +46,8 @@ struct Shared {
     identity: Option<Arc<Identity>>,
     clients: ArcSwap<Clients>,
     plugin: ArcSwap<Plugin>,
-    /// The Status that is being asked for.
-    status_flights: SingleFlight<(), Result<StatusReport, RequestError>>,
+    /// The Status that is being asked for, by plugin and moment.
+    status_flights: SingleFlight<(usize, u64), Result<StatusReport, RequestError>>,
     drain: ArcSwap<Duration>,
     /// Connections before their clients are known. They take no place from others.
     strangers: Connections,

@@ -59,12 +59,15 @@ async fn what_a_plugin_answers_goes_back_as_it_is_and_is_asked_once() {
     let directory = tempfile::tempdir().unwrap();
     let (first, second, shim) = pair(directory.path()).await;
     let sealed = shim.encrypt(b"before").await.unwrap();
-    let (before, other) = (first.seen(), second.seen());
-    first.manners.fails_with(Some((Code::Unavailable, "the KMS is away")));
+    let before = first.seen() + second.seen();
+    // Either: whoever was slow for a moment is asked last.
+    for plugin in [&first, &second] {
+        plugin.manners.fails_with(Some((Code::Unavailable, "the KMS is away")));
+    }
     let refused = shim.decrypt(&sealed).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable);
     assert!(refused.message().contains("the KMS is away"), "{refused}");
-    assert_eq!((first.seen() - before, second.seen() - other), (1, 0));
+    assert_eq!(first.seen() + second.seen() - before, 1);
 }
 
 #[tokio::test]

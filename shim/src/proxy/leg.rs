@@ -1,6 +1,7 @@
 //! The plugin, as one client may use it.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use sidekey_core::client::Connection;
 use sidekey_core::kms::{Kms, Operation, RequestError, StatusReport};
@@ -12,6 +13,9 @@ use tonic::{Code, Request, Response, Status};
 
 use super::Shared;
 use super::plugin::PluginFailure;
+
+/// For so many seconds at most others join a Status that is being asked for.
+const JOINED: u64 = 2;
 
 /// The way of one client's requests to the plugin.
 pub(super) struct PluginLeg {
@@ -83,8 +87,12 @@ impl Kms for PluginLeg {
             Err(RequestError::Unreached(error)) => error.kind() == Kind::Timeout,
             _ => false,
         };
+        // A plugin that hangs, or was replaced since, must not keep those who come later.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let plugin = Arc::as_ptr(&self.shared.plugin.load()) as usize;
+        let moment = Arc::new((plugin, now.as_secs() / JOINED));
         let flights = &self.shared.status_flights;
-        match flights.join_until(deadline, &Arc::new(()), start, short).await {
+        match flights.join_until(deadline, &moment, start, short).await {
             Some(landed) => landed.answer,
             None => Err(RequestError::Unreached(Arc::new(self.shared.plugin.load().out_of_time()))),
         }

@@ -114,7 +114,7 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
                 place(&mut document, "settings.retryTokens", tokens.into());
             }
             // Whoever names a plain endpoint here has seen it, and the replaced plugin takes it.
-            let plain = flags.get("kms-endpoint").is_some_and(|url| url.starts_with("http://"));
+            let plain = flags.get("kms-endpoint").is_some_and(is_exposed);
             if plain || flags.is_on("allow-plaintext") {
                 place(&mut document, "settings.allowPlaintext", true.into());
             }
@@ -149,8 +149,7 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
     }
 
     fn prepare(flags: &Flags) -> Result<(), Error> {
-        let plain = |url: &&str| Address::parse(url).is_ok_and(|address| address.is_exposed());
-        if let Some(url) = flags.get("kms-endpoint").filter(plain) {
+        if let Some(url) = flags.get("kms-endpoint").filter(|url| is_exposed(url)) {
             complain(&format!("warning: keys go to {url} in plain text: use https"));
         }
         if Environment::process().has_static_keys() {
@@ -171,6 +170,11 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
 }
 
 /// All values of a flag that takes comma lists and may be repeated.
+/// Whether what is sent there can be read on the way.
+fn is_exposed(url: &str) -> bool {
+    Address::parse(url).is_ok_and(|address| address.is_exposed())
+}
+
 fn list<'a>(flags: &'a Flags, name: &str) -> Vec<&'a str> {
     let values = flags.all(name).iter().flat_map(|value| value.split(','));
     values.filter(|value| !value.is_empty()).collect()

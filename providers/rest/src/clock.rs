@@ -44,14 +44,14 @@ impl Learner {
         send: impl Fn() -> F,
         may_be_time: impl Fn(&E) -> bool,
     ) -> Result<T, E> {
-        let before = self.clock.skew();
+        let known = [self.clock.skew(), self.learned.load(Ordering::Relaxed)];
         let first = send().await;
         if !first.as_ref().is_err_and(may_be_time) {
             return first;
         }
         let now = self.clock.skew();
+        self.learned.store(now, Ordering::Relaxed);
         // Others may have learned while this call was under way: then it was sent too early.
-        let known = [before, self.learned.swap(now, Ordering::Relaxed)];
         let is_news = known.iter().any(|known| (now - known).abs() > TOLERANCE);
         if is_news { send().await } else { first }
     }

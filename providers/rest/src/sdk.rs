@@ -118,7 +118,9 @@ fn translated(request: HttpRequest) -> Result<(Address, Request), ConnectorError
     let request = request.try_into_http1x().map_err(other)?;
     let (head, body) = request.into_parts();
     let bad = |uri: &Uri| {
-        let text = format!("{uri} is no http or https URL");
+        // A URL may hold a password.
+        let text =
+            format!("{} is not named by an http or https URL", uri.host().unwrap_or("nothing"));
         ConnectorError::user(Error::new(Kind::Config, text).into())
     };
     let address = Address::of(&head.uri).ok_or_else(|| bad(&head.uri))?;

@@ -184,7 +184,11 @@ impl Session {
             return Ok(None);
         }
         tracing::info!(method = login.auth.name, "Vault refuses the token: logging in again");
-        let token = self.lease.replace(refused, deadline).await?;
+        let token = match self.lease.replace(refused, deadline).await {
+            // The token is good, and what it is refused is no matter of a login.
+            Err(_) if login.knows(refused, deadline).await.unwrap_or(false) => return Ok(None),
+            replaced => replaced?,
+        };
         // A policy that does not let a token look at itself would have every one look unknown.
         let known = login.knows(&token, deadline).await.unwrap_or(true);
         self.blind.store(!known, Ordering::Relaxed);

@@ -60,6 +60,8 @@ pub struct Options {
     pub roots: Option<PathBuf>,
     /// The tag of the images; the binary's version where there is none.
     pub tag: Option<String>,
+    /// Whether binaries without the FIPS module are refused.
+    pub fips: bool,
     /// What the images are said to be made from.
     pub source: Source,
     /// Where the binaries are; see [`binaries::path`] where this says nothing.
@@ -96,6 +98,7 @@ impl Options {
             output: output.into(),
             roots: None,
             tag: None,
+            fips: false,
             source: Source::of_repository()?,
             binaries: None,
         })
@@ -225,6 +228,9 @@ async fn one(
     let files = scratch.path().join("files");
     let (platform, binary) = take_binary(options, &name, &files.join(&name)).await?;
     let is_fips = is_fips(&files.join(&name))?;
+    ensure!(is_fips || !options.fips, "{name} was built without the FIPS module");
+    let tagged = options.tag.as_deref().is_none_or(|tag| tag.ends_with("-fips") || !is_fips);
+    ensure!(tagged, "{name} was built with the FIPS module: its tag must end in -fips");
     let bom = Bom::ask_cargo(&name, platform, is_fips).await?;
     let version = if is_fips { fips(bom.version()) } else { bom.version().to_owned() };
     let tag = options.tag.as_deref().unwrap_or(&version);

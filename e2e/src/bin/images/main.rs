@@ -73,6 +73,7 @@ async fn run(arguments: &Arguments) -> Result<ExitCode> {
     options.names.clone_from(&arguments.names);
     options.roots.clone_from(&arguments.ca_roots);
     options.tag.clone_from(&arguments.tag);
+    options.fips = arguments.fips;
     if let Some(revision) = &arguments.revision {
         options.source.revision = Some(revision.clone());
     }

@@ -124,7 +124,6 @@ async fn both_read_back(client: &KubeClient, name: &str) -> Result<()> {
 async fn replicas_read_each_others_writes_throughout_a_rotation(
     scene: &mut Scene,
 ) -> Result<String> {
-    let version = rotation_alone_moves_no_key_id(scene).await?;
     let key_file = scene.plugin.key_file().to_owned();
     let mut other = LocalPlugin::with_key_file(&scene.plane.scratch, "other", &key_file).await?;
     let encryption = EncryptionConfiguration::kms("sidekey", other.endpoint());
@@ -134,6 +133,12 @@ async fn replicas_read_each_others_writes_throughout_a_rotation(
     let load = Load::start(vec![scene.server.client(), server.client()], LoadOptions::default())?;
     load.more(BETWEEN_STEPS).await?;
 
+    let version = scene.plugin.rotate().await?;
+    load.more(BETWEEN_STEPS).await?;
+    for plugin in [&scene.plugin, &other] {
+        let still = plugin.key_id_hash().await?;
+        ensure!(still == scene.old, "rotate alone moved key_id to {still}");
+    }
     scene.plugin.activate(version).await?;
     let new = scene.plugin.wait_key_id_moves(&scene.old).await?;
     let moved = other.wait_key_id_moves(&scene.old).await?;
@@ -154,15 +159,6 @@ async fn replicas_read_each_others_writes_throughout_a_rotation(
     let servers = [&scene.server, &server];
     everything_reads_through_both_whichever_key_it_has(scene, servers, &new).await?;
     Ok(new)
-}
-
-async fn rotation_alone_moves_no_key_id(scene: &mut Scene) -> Result<u32> {
-    let version = scene.plugin.rotate().await?;
-    // After a restart the file with both versions has surely been read.
-    scene.plugin.restart().await?;
-    let still = scene.plugin.key_id_hash().await?;
-    ensure!(still == scene.old, "rotate alone moved key_id to {still}");
-    Ok(version)
 }
 
 async fn everything_reads_through_both_whichever_key_it_has(

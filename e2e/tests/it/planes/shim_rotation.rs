@@ -33,6 +33,9 @@ async fn a_rotation_by_directory_swap_fails_no_request_and_restarts_no_kube_apis
     replicas.servers_have_not_restarted().unwrap();
     what_each_key_wrote_is_readable(&replicas).await.unwrap();
     the_refusal_outlives_a_killed_shim(&mut replicas).await.unwrap();
+    // Nor does a kube-apiserver that knows nothing need the shim that there was.
+    replicas.restart_server(1).await.unwrap();
+    what_each_key_wrote_is_readable(&replicas).await.unwrap();
     a_key_that_was_replaced_while_the_shim_was_down_is_refused_too(&mut replicas).await.unwrap();
 }
 

@@ -122,11 +122,6 @@ pub(crate) fn judge(addresses: Vec<Address>, vouched: bool) -> Box<Judge> {
         },
         // Sealed, not set up, in maintenance, without an active server behind it (which is a 500).
         500 | 502..=504 | 472 | 473 => Verdict::Next(refused(answer, "call", &from.to_string())),
-        // A balancer or a firewall in its place refuses us, and that may pass.
-        400 | 401 | 403 if !is_vaults(answer) => {
-            let hint = "it is not Vault that says so: see what stands before it";
-            Verdict::Next(error(Kind::Unavailable, hint, answer, "call", &from.to_string()))
-        }
         _ => Verdict::Final,
     })
 }

@@ -250,7 +250,7 @@ impl Login {
         let answer = self.servers.ask(request, deadline).await?;
         let answer = match answer.status.as_u16() {
             // The credential is wrong: this is what Vault counts before it locks a role or user.
-            400 => {
+            400 if api::is_vaults(&answer) => {
                 let hint = "the credentials are wrong, expired or used up: write new ones";
                 let error = api::error(Kind::Denied, hint, &answer, action, path).lasting();
                 return Err(if self.auth.can_be_locked() { error.without_retry() } else { error });
@@ -321,7 +321,12 @@ impl Login {
 fn granted(answer: Answer, (action, object): (&str, &str), hint: &str) -> Result<Answer, Error> {
     let kind = match answer.status.as_u16() {
         200 => return Ok(answer),
-        400 | 401 | 403 => Kind::Denied,
+        400 | 401 | 403 if api::is_vaults(&answer) => Kind::Denied,
+        // A balancer or a firewall in its place refuses us, and that may pass.
+        400 | 401 | 403 => {
+            let hint = "it is not Vault that says so: see what stands before it";
+            return Err(api::error(Kind::Unavailable, hint, &answer, action, object));
+        }
         404 if api::is_vaults(&answer) => Kind::Config,
         _ => return Err(api::refused(&answer, action, object)),
     };

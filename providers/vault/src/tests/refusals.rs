@@ -1,7 +1,9 @@
 //! Refused logins, and tokens that come to an end.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use sidekey_core::{Kind, Provider};
@@ -102,4 +104,58 @@ async fn a_given_token_ends_when_vault_says_so_also_in_its_last_second() {
         let vault = connect(&config(&document)).await.unwrap();
         assert_eq!(vault.expiry().is_some(), ends, "{data}");
     }
+}
+
+#[tokio::test]
+async fn what_no_vault_has_said_is_no_refusal_of_a_credential() {
+    for status in [400, 401, 403] {
+        let answers = AtomicUsize::new(0);
+        let server = Simulated::start(move |seen| {
+            // A balancer is set up anew, and answers in its own way meanwhile.
+            match seen.is("/login") && answers.fetch_add(1, Ordering::Relaxed) == 0 {
+                true => Reply::new(status, &json!("<html>no service</html>")),
+                false => sound(seen, "t", &[MADE]),
+            }
+        })
+        .await;
+        let secret = Secret::new();
+        secret.write(&format!("s.behind-a-balancer-{status}"));
+        let config = secret.config(&[server.url()]);
+        let first = refusal(connect(&config).await);
+        assert!(first.kind() == Kind::Unavailable && !first.is_lasting(), "{}", first.report());
+        assert!(first.hint().unwrap_or_default().contains("before it"), "{}", first.report());
+        connect(&config).await.expect("nothing keeps it from the next attempt");
+    }
+}
+
+#[tokio::test]
+async fn a_refused_login_hides_no_refusal_of_a_token_that_is_good() {
+    let (logins, is_denied) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(false)));
+    let denied = is_denied.clone();
+    let server = Simulated::start(move |seen| {
+        if seen.is("/login") && logins.fetch_add(1, Ordering::Relaxed) > 0 {
+            return Reply::error(400, "invalid role or secret ID");
+        }
+        if seen.is("/keys/") && denied.load(Ordering::Relaxed) {
+            return Reply::error(403, "permission denied");
+        }
+        match seen.is("/lookup-self") {
+            true => Reply::new(200, &json!({"data": {}})),
+            false => sound(seen, "t", &[MADE]),
+        }
+    })
+    .await;
+    let secret = Secret::new();
+    secret.write("s.used-up-since");
+    let vault = connect(&secret.config(&[server.url()])).await.unwrap();
+    // The token is no longer so young that it is believed to be known.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(31)).await;
+    tokio::time::resume();
+    is_denied.store(true, Ordering::Relaxed);
+    let refused = vault.key_id().await.unwrap_err();
+    // The policy is told, which may be there again soon, and not the credential.
+    assert!(refused.kind() == Kind::Denied && !refused.is_lasting(), "{}", refused.report());
+    assert!(!refused.report().contains("login"), "{}", refused.report());
+    assert_eq!(server.seen("/login").len(), 2);
 }

@@ -7,6 +7,8 @@ use tokio::time::Instant;
 use crate::lineage::Lineage;
 use crate::{Vault, api};
 
+const BEHIND: &str = "a replica lags behind, or the key was restored from an old backup";
+
 impl Vault {
     /// Whether data of `version` can be unwrapped, as far as is known.
     pub(crate) fn usable(&self, lineage: &Lineage, version: u32) -> Result<(), Error> {
@@ -23,10 +25,12 @@ impl Vault {
             );
         }
         if version > lineage.latest {
-            return refused(
-                format!("is newer than the newest, {}", lineage.latest),
-                "the key may have been restored from an old backup, or a replica lags behind",
-            );
+            // What this process has seen exists: the server that answers knows less.
+            let seen = self.lineage().knows(version);
+            let kind = if seen { Kind::Unavailable } else { Kind::KeyState };
+            let newest = lineage.latest;
+            let text = format!("key {key}: version {version} is newer than the newest, {newest}");
+            return Err(Error::new(kind, text).with_hint(BEHIND));
         }
         if !lineage.knows(version) {
             return refused("was trimmed".into(), "restore the key from a backup");
@@ -56,8 +60,7 @@ impl Vault {
             let hint = "the key was rotated and older versions may not encrypt: the new one is announced next";
             (Kind::KeyState, hint)
         } else if version > lineage.latest {
-            let hint = "a replica lags behind, or the key was restored from an old backup";
-            (Kind::Unavailable, hint)
+            (Kind::Unavailable, BEHIND)
         } else {
             (Kind::KeyState, "check the settings of the key")
         };

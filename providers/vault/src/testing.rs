@@ -108,9 +108,11 @@ pub(crate) fn sound(seen: &Seen, token: &str, made: &[i64]) -> Reply {
     }
     if seen.is("/encrypt/") {
         let version = seen.body["key_version"].as_u64().unwrap_or(latest as u64);
-        let index = usize::try_from(version).unwrap() - 1;
+        let Some(made) = made.get(usize::try_from(version).unwrap() - 1) else {
+            return Reply::error(400, "requested version for encryption is higher than the latest");
+        };
         let hidden = seen.body["plaintext"].as_str().unwrap();
-        let ciphertext = format!("vault:v{version}:{}/{hidden}", made[index]);
+        let ciphertext = format!("vault:v{version}:{made}/{hidden}");
         return Reply::new(
             200,
             &json!({"data": {"ciphertext": ciphertext, "key_version": version}}),

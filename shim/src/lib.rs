@@ -45,6 +45,7 @@ mod memory;
 mod metrics;
 mod page;
 mod probe;
+mod probe_proxy;
 mod router;
 mod run;
 mod state;

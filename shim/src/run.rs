@@ -13,14 +13,15 @@ use sidekey_core::process::command_line;
 use sidekey_core::server::Stopper;
 use sidekey_core::telemetry::LevelHandle;
 use sidekey_core::{
-    Connections, Error, Output, ProbeArgs, ProcessFlags, Source, ask, mistakes, read_file, report,
-    usage,
+    Connections, Error, Output, ProbeArgs, ProcessFlags, Source, ask, mistakes, print, read_file,
+    report, usage,
 };
 
 use crate::admin_tls::{AllowList, serve_admin_tls};
 use crate::config::{self, ShimConfig};
 use crate::engine::{Engine, Kept, Proof};
 use crate::lastgood::LastGood;
+use crate::probe_proxy::{ProbeProxy, probe_proxy};
 
 /// At a start the configuration is given this long to prove itself before the last good one on
 /// disk is used instead.
@@ -88,6 +89,8 @@ enum Command {
         after_help = "Examples:\n  sidekey-shim probe --socket unix:///var/run/kmsplugin/kms.sock            # listens (startup probe)\n  sidekey-shim probe --socket unix:///var/run/kmsplugin/kms.sock --healthy  # Status is ok\n\nExit codes: 0 yes, 1 no."
     )]
     Probe(ProbeArgs),
+    /// Ask a socket proxy for Status, as a shim does
+    ProbeProxy(ProbeProxy),
 }
 
 /// The shim, as its flags have set it up.
@@ -126,6 +129,9 @@ pub fn run() -> ExitCode {
             report(&source, &checked.err().unwrap_or_default(), output)
         }
         Ok(CommandTree { command: Some(Command::Probe(asked)), .. }) => ask(&asked),
+        Ok(CommandTree { command: Some(Command::ProbeProxy(asked)), .. }) => {
+            print(probe_proxy(&asked), asked.output)
+        }
         Ok(CommandTree { flags, command: None }) => {
             let given = flags.file().and_then(|file| match file {
                 Some(file) => Ok(Given::File(file)),

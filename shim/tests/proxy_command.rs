@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use tonic::Code;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_sidekey-proxy");
+const SHIM_BINARY: &str = env!("CARGO_BIN_EXE_sidekey-shim");
 
 /// Runs a command to its end.
 fn output(arguments: &[&str]) -> Output {
@@ -158,7 +159,6 @@ fn bad_usage_is_64_and_help_has_examples() {
         &["--config", "/missing/proxy.yaml"],
         &["--config", "x", "--listen-addr=127.0.0.1:1", "--socket-path=/s"],
         &["probe"],
-        &["probe", "--endpoint", "http://x", "--ca", "a", "--cert", "b", "--key", "c"],
         &["--colour"],
     ] {
         let result = output(arguments);
@@ -293,15 +293,17 @@ async fn probes_tell_listening_from_healthy_and_ask_as_a_client() {
     document["admin"] = json!(admin.to_string());
     let asked = world.path("asked.yaml").to_str().unwrap().to_owned();
     std::fs::write(&asked, document.to_string()).unwrap();
-    let probe = async |more: &[&str]| {
-        let mut arguments = vec!["probe".to_owned(), "-o".to_owned(), "json".to_owned()];
+    let run = async |binary: &'static str, command: &str, more: &[&str]| {
+        let mut arguments = vec![command.to_owned(), "-o".to_owned(), "json".to_owned()];
         arguments.extend(more.iter().map(|&text| text.to_owned()));
         // The plugin runs on this thread.
-        let run = move || Command::new(BINARY).args(arguments).output().unwrap();
+        let run = move || Command::new(binary).args(arguments).output().unwrap();
         let result = tokio::task::spawn_blocking(run).await.unwrap();
         let answer: Value = serde_json::from_slice(&result.stdout).unwrap();
         (result.status.code().unwrap(), answer)
     };
+    let probe = async |more: &[&str]| run(BINARY, "probe", more).await;
+    let probe_proxy = async |more: &[&str]| run(SHIM_BINARY, "probe-proxy", more).await;
     assert_eq!(probe(&["--config", &asked]).await, (0, json!({"listens": true})));
     let healthy = ["--config", asked.as_str(), "--healthy"];
     eventually("healthy", async || (probe(&healthy).await.0 == 0).then_some(())).await;
@@ -311,10 +313,13 @@ async fn probes_tell_listening_from_healthy_and_ask_as_a_client() {
     let [ca, cert, key] = [&files.ca, &files.cert, &files.key].map(|path| path.to_str().unwrap());
     let url = format!("https://127.0.0.1:{}", address.port());
     let as_client = ["--endpoint", &url, "--ca", ca, "--cert", cert, "--key", key];
-    let (code, answer) = probe(&as_client).await;
+    let (code, answer) = probe_proxy(&as_client).await;
     assert_eq!((code, &answer["key_exchange"]), (0, &json!("X25519MLKEM768")), "{answer}");
+    let plain = [&["--endpoint", "http://127.0.0.1:1"], &as_client[2..]].concat();
+    let (code, answer) = probe_proxy(&plain).await;
+    assert_eq!((code, &answer["kind"]), (64, &json!("invalid")), "{answer}");
     let named = [&as_client[..], &["--server-name", "other.example"]].concat();
-    let (code, answer) = probe(&named).await;
+    let (code, answer) = probe_proxy(&named).await;
     assert_eq!((code, &answer["kind"]), (1, &json!("denied")), "{answer}");
 
     plugin.kill().await;
@@ -325,7 +330,7 @@ async fn probes_tell_listening_from_healthy_and_ask_as_a_client() {
     assert_eq!(get(admin, "/healthz").await.0, 503);
     process.signal(Signal::TERM);
     assert!(process.ended().await.success());
-    let (code, answer) = probe(&as_client).await;
+    let (code, answer) = probe_proxy(&as_client).await;
     assert_eq!((code, &answer["kind"]), (1, &json!("unavailable")), "{answer}");
 }
 

@@ -130,7 +130,8 @@ pub fn run() -> ExitCode {
         }
         Ok(CommandTree { command: Some(Command::Probe(asked)), .. }) => ask(&asked),
         Ok(CommandTree { command: Some(Command::ProbeProxy(asked)), .. }) => {
-            print(probe_proxy(&asked), asked.output)
+            let output = asked.output;
+            print(probe_proxy(asked), output)
         }
         Ok(CommandTree { flags, command: None }) => {
             let given = flags.file().and_then(|file| match file {

@@ -131,4 +131,10 @@ async fn the_flag_is_for_keys_without_a_list_and_leaves_those_behind_certificate
     })
     .await;
     assert!(error.contains("accepted are [4242]"), "{error}");
+    // Nobody listens there: that is all that is wrong with it.
+    let error = eventually("the key behind certificates was asked", async || {
+        Some(shim.key(3).await?["last_error"]["error"].as_str()?.to_owned())
+    })
+    .await;
+    assert!(error.contains("cannot connect to https://127.0.0.1:1"), "{error}");
 }

@@ -104,8 +104,7 @@ pub use kms::{client, server};
 pub use process::admin::Source;
 pub use process::command::{
     Answer, CommandLine, EXIT_USAGE, NoCommand, Output, ProbeArgs, ProcessFlags, Rotate,
-    RotateArgs, RotateCommand, answer, ask, complain, healthy_key_id, print, report, rotate, say,
-    usage,
+    RotateArgs, RotateCommand, answer, ask, complain, print, report, rotate, say, usage,
 };
 pub use process::shutdown::{Ending, Farewell};
 pub use process::status::time;

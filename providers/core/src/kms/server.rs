@@ -18,12 +18,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
 use crate::kms::Operation;
+use crate::kms::service::Arrival;
 use crate::kms::stream::QuietStream;
 use crate::process::admin::Admin;
 use crate::proto::v2::key_management_service_server::{
@@ -188,6 +189,7 @@ pub async fn serve_kms_over<T, S>(
     let begin = seat.counter();
     let answering = service_fn(move |request: Request<IncomingBody>| {
         let mut open = begin();
+        let arrival = Arrival(Instant::now());
         let operation = Operation::of_path(request.uri().path());
         let refused = operation.and_then(&refuse);
         let mut limited =
@@ -199,7 +201,8 @@ pub async fn serve_kms_over<T, S>(
             };
             let (answer, mut open) = match whole {
                 Err(status) => (status.into_http(), open),
-                Ok(request) => {
+                Ok(mut request) => {
+                    request.extensions_mut().insert(arrival);
                     // First, so that nobody who does not read keeps others from their turn.
                     open.unblocked().await;
                     let ready =

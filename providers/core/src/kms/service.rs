@@ -29,6 +29,10 @@ pub struct KmsService<K> {
     requests: Arc<Requests>,
 }
 
+/// When a request came, which is before it had its turn: the caller's clock runs meanwhile.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival(pub(super) Instant);
+
 /// What all requests of one key, or of one process, have in common.
 pub struct Requests {
     /// The key, where it is not the request that decides.
@@ -52,9 +56,10 @@ impl Requests {
         Arc::new(Self { key, metrics, failures_logged })
     }
 
-    fn begin(&self, operation: Operation, metadata: &MetadataMap) -> Asked<'_> {
-        let began = Instant::now();
-        Asked { requests: self, operation, began, deadline: deadline(metadata, began) }
+    fn begin<T>(&self, operation: Operation, request: &Request<T>) -> Asked<'_> {
+        let arrival = request.extensions().get::<Arrival>();
+        let began = arrival.map_or_else(Instant::now, |arrival| arrival.0);
+        Asked { requests: self, operation, began, deadline: deadline(request.metadata(), began) }
     }
 }
 
@@ -67,7 +72,7 @@ impl<K: Kms> KmsService<K> {
     /// Why whoever is connected may not ask for this, if so: asked before the message is read.
     pub fn refuse(&self, operation: Operation) -> Option<Status> {
         let error = self.kms.permit(operation).err()?;
-        let asked = self.requests.begin(operation, &MetadataMap::default());
+        let asked = self.requests.begin(operation, &Request::new(()));
         asked.end(&self.kms, "", Err::<(), _>(error.into())).err()
     }
 }
@@ -78,7 +83,7 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         &self,
         request: Request<StatusRequest>,
     ) -> Result<Response<StatusResponse>, Status> {
-        let asked = self.requests.begin(Operation::Status, request.metadata());
+        let asked = self.requests.begin(Operation::Status, &request);
         let result = self.kms.status(asked.deadline).await;
         let report = asked.end(&self.kms, "", result)?;
         let mut response = Response::new(report.response);
@@ -93,7 +98,7 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         &self,
         request: Request<EncryptRequest>,
     ) -> Result<Response<EncryptResponse>, Status> {
-        let asked = self.requests.begin(Operation::Encrypt, request.metadata());
+        let asked = self.requests.begin(Operation::Encrypt, &request);
         let EncryptRequest { plaintext, uid } = request.into_inner();
         let plaintext = Secret::received(plaintext);
         let result = async {
@@ -112,7 +117,7 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         &self,
         request: Request<DecryptRequest>,
     ) -> Result<Response<DecryptResponse>, Status> {
-        let asked = self.requests.begin(Operation::Decrypt, request.metadata());
+        let asked = self.requests.begin(Operation::Decrypt, &request);
         let mut request = request.into_inner();
         let uid = std::mem::take(&mut request.uid);
         let result = async {
@@ -226,19 +231,23 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::collections::BTreeMap;
+    use std::future::poll_fn;
     use std::sync::Mutex;
 
     use http::Uri;
     use proptest::prelude::*;
     use tokio::net::UnixStream;
+    use tonic::body::Body;
+    use tower::{Layer, Service};
 
     use super::*;
     use crate::kms::StatusReport;
     use crate::kms::server::{serve_kms_over, stopper};
     use crate::metrics::MetricRegistry;
     use crate::proto::v2::key_management_service_server::KeyManagementServiceServer;
+    use crate::socket::connections::MAX_WORK;
     use crate::testing::memory_at;
-    use crate::{KeyId, Sealed, client};
+    use crate::{Error, KeyId, Sealed, client};
 
     const SIZE: usize = 1024;
 
@@ -312,6 +321,62 @@ mod tests {
         assert_eq!(answer, Secret::new(vec![0xa5; SIZE]));
         drop(answer);
         places.until_wiped().await;
+    }
+
+    /// Tells when a Decrypt must be answered.
+    #[derive(Clone, Default)]
+    struct Deadlines(Arc<Mutex<Option<Instant>>>);
+
+    impl Kms for Deadlines {
+        async fn status(&self, _: Instant) -> Result<StatusReport, RequestError> {
+            Ok(StatusReport::healthy(&KeyId::new("k")?, None))
+        }
+
+        async fn encrypt(&self, _: Secret, _: &Call<'_>) -> Result<Sealed, RequestError> {
+            Err(Error::new(Kind::Bug, "nobody encrypts here").into())
+        }
+
+        async fn decrypt(&self, _: Sealed, call: &Call<'_>) -> Result<Secret, RequestError> {
+            *self.0.lock().unwrap() = Some(call.deadline);
+            Ok(Secret::new(vec![1]))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_for_a_turn_is_part_of_the_callers_time() {
+        let deadlines = Deadlines::default();
+        let metrics = MetricRegistry::default().requests("test");
+        let service = KmsService::new(deadlines.clone(), Requests::new(None, metrics));
+        let service = KeyManagementServiceServer::new(service);
+        let connections = crate::Connections::default();
+        let seat = connections.enter().unwrap();
+        // Everybody else is at work.
+        let (_, work) = connections.limits();
+        let mut others: Vec<_> = (0..MAX_WORK).map(|_| work.layer(service.clone())).collect();
+        for other in &mut others {
+            let ready = poll_fn(|cx| Service::<http::Request<Body>>::poll_ready(other, cx));
+            let Ok(()) = ready.await;
+        }
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        let (_stopper, stop) = stopper();
+        let (arrived, mut arrival) = tokio::sync::mpsc::unbounded_channel();
+        let refuse = move |operation| {
+            arrived.send(operation).unwrap();
+            None
+        };
+        tokio::spawn(serve_kms_over(theirs, service, refuse, seat, stop));
+        let mut client = client::over(ours, Uri::from_static("http://localhost")).await.unwrap();
+        let began = Instant::now();
+        let (key_id, ciphertext) = ("k".to_owned(), vec![0xa5].into());
+        let request = DecryptRequest { key_id, ciphertext, ..Default::default() };
+        let asking = tokio::spawn(async move { client.decrypt(request).await });
+        arrival.recv().await.unwrap();
+        tokio::time::advance(DEFAULT_TIMEOUT / 2).await;
+        assert_eq!(*deadlines.0.lock().unwrap(), None, "it has its turn already");
+        drop(others);
+        asking.await.unwrap().unwrap();
+        let deadline = deadlines.0.lock().unwrap().unwrap();
+        assert!(deadline <= began + DEFAULT_TIMEOUT, "{:?}", deadline - began);
     }
 
     #[test]

@@ -48,7 +48,7 @@ const MAX_UNFINISHED: usize = 2048;
 /// Bytes of requests that came in more than one piece.
 const MAX_HELD: usize = 12 << 20;
 /// Requests that are worked on, and as many for Status: four connections' worth.
-const MAX_WORK: usize = 512;
+pub(crate) const MAX_WORK: usize = 512;
 
 /// The connections of a process, or of one way into it.
 #[derive(Clone, Debug)]

@@ -157,7 +157,7 @@ fn assert_direct_decrypts(figures: &Value) {
 #[test]
 fn the_aws_provider_is_measured_in_turns_with_direct_calls_to_the_fake_endpoint() {
     let figures = figures("sidekey-aws");
-    assert_all_measured(figures, 8, &["idle RSS", "binary size"]);
+    assert_all_measured(figures, 9, &["idle RSS", "binary size"]);
     assert_direct_decrypts(figures);
     assert_backend_calls(figures, "Encrypt", &[("Encrypt", 1.0), ("Decrypt", 1.0)]);
     assert_backend_calls(figures, "Decrypt", &[("Encrypt", 0.0), ("Decrypt", 1.0)]);
@@ -165,6 +165,19 @@ fn the_aws_provider_is_measured_in_turns_with_direct_calls_to_the_fake_endpoint(
     for operation in ["DescribeKey", "Encrypt", "Decrypt"] {
         let calls = figures["start_calls"][operation].as_u64();
         assert!(calls.is_some_and(|calls| calls > 0), "a start has one {operation}: {figures}");
+    }
+}
+
+#[test]
+fn the_aws_provider_is_measured_with_a_kms_that_takes_as_long_as_a_real_one() {
+    let figures = figures("sidekey-aws with a KMS of 5 ms");
+    // A share of the direct call, which hangs on how busy the machine is.
+    assert_all_measured(figures, 1, &[]);
+    assert_direct_decrypts(figures);
+    let (own, direct) = (&figures["load"], &figures["beside"]["load"]);
+    let decrypts = own.as_array().unwrap().iter().filter(|cell| cell["operation"] == "Decrypt");
+    for cell in decrypts.chain(direct.as_array().unwrap()) {
+        assert!(cell["p50_us"].as_f64().unwrap() >= 5_000.0, "no sooner than its KMS: {cell}");
     }
 }
 
@@ -217,6 +230,7 @@ fn without_arguments_every_subject_is_measured() {
         "sidekey-shim with 50 keys",
         "sidekey-proxy",
         "sidekey-aws",
+        "sidekey-aws with a KMS of 5 ms",
         "sidekey-vault",
         "sidekey-shim+aws",
         "sidekey",

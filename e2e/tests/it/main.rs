@@ -1,8 +1,9 @@
-//! Promises that need processes alone: our programs, real KMS servers, etcd and kube-apiserver.
+//! Promises that need processes alone: our programs, real KMS servers, etcd and kube-apiserver;
+//! and the node that `cargo up` brings with it.
 //!
 //! The modules say what a test takes, and so how many `cargo verify` runs side by side: `light`
 //! no kube-apiserver, `plane` one etcd with a kube-apiserver, `planes` two kube-apiservers and
-//! the sidecars of both, `machine` everything. Each test has a process of its own, but for those of
+//! the sidecars of both, `hosted` a node, `machine` everything. Each test has a process of its own, but for those of
 //! a module in `shared`, which share one and what it started. What is in `full` runs in
 //! `cargo verify --all` alone.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -32,8 +33,12 @@ mod plane {
     mod cli_publish;
     mod shim_adoption;
     pub(crate) mod shim_faults;
-    mod up;
+    pub(crate) mod up;
     mod vault_kubernetes;
+}
+
+mod hosted {
+    mod up;
 }
 
 mod planes {

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use sidekey_core::Endpoint;
 use sidekey_core::client::{Connection, connect};
+use sidekey_core::kms::StatusReport;
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::proto::v2::{
     DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
@@ -49,6 +50,12 @@ impl KmsClient {
     pub async fn status(&self) -> Result<StatusResponse, Status> {
         let mut client = self.client.clone();
         Ok(client.status(self.timed(StatusRequest {})).await?.into_inner())
+    }
+
+    /// How old the last proof is that the key works, if the plugin is well and says so.
+    pub async fn proof_age(&self) -> Result<Option<Duration>, Status> {
+        let answer = self.client.clone().status(self.timed(StatusRequest {})).await?;
+        Ok(StatusReport::passed_on(answer).proof_age)
     }
 
     /// Wraps.

@@ -20,6 +20,7 @@ pub mod binaries;
 pub mod browser;
 pub mod cache;
 pub mod cluster;
+pub mod coast;
 pub use sidekey_verify::command;
 pub mod encryption;
 pub mod etcd;

@@ -1,12 +1,13 @@
 //! A node while its KMS is away, slow, or refuses.
 
 use std::ops::DerefMut;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use sidekey_core::proto::v2::EncryptResponse;
 
 use super::Node;
+use crate::coast::Coast;
 use crate::kms::KmsClient;
 use crate::kube::Kind;
 use crate::load::{Load, LoadOptions, Report};
@@ -19,6 +20,9 @@ use crate::wait::{PATIENCE, eventually};
 /// Short, so that a test sees the end of it; long enough to be seen.
 pub const COAST: Duration = Duration::from_secs(12);
 
+/// The shim's probes: how often, and how long each may take.
+const PROBE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(2));
+
 /// Requests while a fault is on and after it.
 pub const MEANWHILE: u64 = 100;
 
@@ -30,6 +34,8 @@ const WORDS: &[u8] = b"before all faults";
 pub struct Sufferer<P> {
     /// A client of the shim.
     pub client: KmsClient,
+    /// One of the provider, whose last proof is what a coast counts from.
+    provider: KmsClient,
     /// The node.
     pub node: Node<P>,
     /// What was wrapped while all was well.
@@ -44,8 +50,9 @@ impl<P: DerefMut<Target = Sidecar>> Sufferer<P> {
     pub async fn start(plane: ControlPlane, plugin: P, endpoint: String) -> Result<Self> {
         let node = Node::start(&plane, "a", plugin, &coasting(&endpoint)).await?;
         let client = KmsClient::connect(&node.shim.endpoint()).await?;
+        let provider = KmsClient::connect(&endpoint).await?;
         let sealed = client.round_trip(WORDS).await?;
-        Ok(Self { client, node, sealed, plane })
+        Ok(Self { client, provider, node, sealed, plane })
     }
 
     /// Load on its kube-apiserver.
@@ -68,18 +75,10 @@ impl<P: DerefMut<Target = Sidecar>> Sufferer<P> {
 
     /// A passing fault is on: Status is ok for the coast, then an error that
     /// tells why, and so does the provider's own. Meanwhile the load goes on.
-    pub async fn is_felt_after_the_coast(
-        &self,
-        began: Instant,
-        why: &str,
-        load: &Load,
-    ) -> Result<()> {
-        let error = self.first_error().await?;
-        let after = began.elapsed();
-        // It counts from the last proof, which is a probe or two older than the fault, and it
-        // is the coast of provider and shim together: two of them would add up.
-        let about = COAST - Duration::from_secs(4)..2 * COAST;
-        ensure!(about.contains(&after), "Status failed after {after:?}: {error}");
+    pub async fn is_felt_after_the_coast(&self, why: &str, load: &Load) -> Result<()> {
+        let coast =
+            Coast { shim: &self.client, provider: &self.provider, lasts: COAST, probe: PROBE };
+        let error = coast.ends(&self.sealed.key_id).await?;
         self.is_felt(&error, why).await?;
         load.more(MEANWHILE).await
     }
@@ -153,6 +152,8 @@ impl<P: DerefMut<Target = Sidecar>> Sufferer<P> {
 }
 
 fn coasting(endpoint: &str) -> ShimConfig {
-    let config = ShimConfig::new(1).write(1, endpoint).probe("1s", "2s");
-    config.coast(&format!("{}s", COAST.as_secs()))
+    let seconds = |time: Duration| format!("{}s", time.as_secs());
+    let (interval, timeout) = PROBE;
+    let config = ShimConfig::new(1).write(1, endpoint);
+    config.probe(&seconds(interval), &seconds(timeout)).coast(&seconds(COAST))
 }

@@ -9,7 +9,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -84,34 +84,30 @@ async fn revoked_tokens_are_not_even_felt(scene: &mut Scene, load: &Load) -> Res
 }
 
 async fn vault_is_sealed(scene: &mut Scene, load: &Load) -> Result<()> {
-    let began = Instant::now();
     scene.bao.seal().await?;
-    scene.sufferer.is_felt_after_the_coast(began, "sealed", load).await?;
+    scene.sufferer.is_felt_after_the_coast("sealed", load).await?;
     scene.sufferer.is_seen_by_the_apiserver(load).await?;
     scene.bao.unseal().await?;
     scene.sufferer.heals_for_the_apiserver(load).await
 }
 
 async fn vault_is_down(scene: &mut Scene, load: &Load) -> Result<()> {
-    let began = Instant::now();
     scene.bao.process().kill()?;
-    scene.sufferer.is_felt_after_the_coast(began, "unavailable", load).await?;
+    scene.sufferer.is_felt_after_the_coast("unavailable", load).await?;
     scene.bao.revive().await?;
     scene.sufferer.heals().await
 }
 
 async fn vault_has_five_seconds_of_latency(scene: &mut Scene, load: &Load) -> Result<()> {
-    let began = Instant::now();
     scene.gateway.inject(Fault::Slow(Duration::from_secs(5)));
-    scene.sufferer.is_felt_after_the_coast(began, "in time", load).await?;
+    scene.sufferer.is_felt_after_the_coast("in time", load).await?;
     scene.gateway.heal();
     scene.sufferer.heals().await
 }
 
 async fn vault_throttles(scene: &mut Scene, load: &Load) -> Result<()> {
-    let began = Instant::now();
     scene.bao.root().limit("few", "transit", 0.1).await?;
-    scene.sufferer.is_felt_after_the_coast(began, "throttled", load).await?;
+    scene.sufferer.is_felt_after_the_coast("throttled", load).await?;
     scene.bao.root().unlimit("few").await?;
     scene.sufferer.heals().await
 }

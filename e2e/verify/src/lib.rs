@@ -17,3 +17,13 @@ pub const WITNESS: &str = "SIDEKEY_WITNESS";
 /// Begins what is said of wrong or unreadable data: no busy machine can cause it, so that
 /// `cargo verify` never forgives it.
 pub const BROKEN: &str = "BROKEN: ";
+
+/// Begins what is said of a program of ours that ended by a signal that nobody sent, or that
+/// panicked: `cargo verify` never forgives it.
+pub const CRASHED: &str = "CRASHED: ";
+
+/// Begins the last lines of a log, whose other lines are further in.
+pub const QUOTED: &str = "--- last lines of ";
+
+/// Ends them.
+pub const UNQUOTED: &str = "---";

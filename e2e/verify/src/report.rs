@@ -6,6 +6,7 @@ use sidekey_verify::command::Format;
 
 use crate::outcome::{Counts, Outcome};
 use crate::runner::Runner;
+use crate::verdict;
 
 /// The end of a run, for programs.
 #[derive(Debug, Serialize)]
@@ -83,8 +84,12 @@ fn table(summary: &Summary) -> String {
         let log = log.display();
         let places: String = failed_in.iter().map(|place| format!("\n  in: {place}")).collect();
         if summary.flaky.contains(step) {
-            text +=
-                &format!("FLAKY {step}: starved for {late_ms} ms, passed alone; {log}{places}\n");
+            let again = verdict::second_chance(step);
+            let again = summary.steps.iter().find(|one| one.step == again);
+            let again = again.map(|one| one.log.display().to_string()).unwrap_or_default();
+            text += &format!(
+                "FLAKY {step}: starved for {late_ms} ms, passed alone; {log} and {again}{places}\n"
+            );
         } else if summary.steps.iter().any(|one| one.step == *step && one.counts.failed > 0) {
             text += &format!("failed: {step}, see {log}{places}\n");
         }

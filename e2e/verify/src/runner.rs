@@ -156,8 +156,12 @@ impl Runner {
         failed.next().filter(|_| failed.next().is_none()).cloned()
     }
 
-    /// Counts a failed step as passed, in the open: it is marked in every summary.
+    /// Counts a failed step as passed, in the open: it is marked in every summary, and the log of
+    /// the run that passed is shown as the other was.
     pub(crate) fn forgive(&self, name: &str, again: &str) {
+        for outcome in self.outcomes().iter().filter(|outcome| outcome.step == again) {
+            eprintln!("{}", shown(outcome));
+        }
         let mut state = self.state();
         for outcome in state.outcomes.iter_mut().filter(|outcome| outcome.step == name) {
             let Counts { passed, failed } = outcome.counts;
@@ -230,18 +234,14 @@ impl Runner {
     }
 
     fn report_end(&self, outcome: Outcome) {
-        let Outcome { step, counts, seconds, log, problem, failed_in, .. } = &outcome;
+        let Outcome { step, counts, seconds, .. } = &outcome;
         let verdict = if counts.failed == 0 { "ok     " } else { "FAILED " };
         self.say(&format!(
             "{verdict} {step} ({} passed, {} failed, {seconds:.1} s)",
             counts.passed, counts.failed
         ));
         if counts.failed > 0 {
-            let mut notes: Vec<String> =
-                failed_in.iter().map(|place| format!("failed in: {place}")).collect();
-            notes.extend(problem.clone());
-            let notes = notes.join("\n");
-            eprintln!("----- {step}: {}\n{}{notes}\n-----", log.display(), tail(log));
+            eprintln!("{}", shown(&outcome));
         }
         let mut state = self.state();
         state.running.remove(step);
@@ -331,6 +331,15 @@ fn read(path: &Path) -> Result<String> {
         .and_then(|mut file| file.read_to_end(&mut bytes))
         .with_context(|| format!("cannot read {}", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The log of a step that has ended, ready to be printed, and what is to be said of it.
+fn shown(outcome: &Outcome) -> String {
+    let Outcome { step, log, problem, failed_in, .. } = outcome;
+    let mut notes: Vec<String> =
+        failed_in.iter().map(|place| format!("failed in: {place}")).collect();
+    notes.extend(problem.clone());
+    format!("----- {step}: {}\n{}{}\n-----", log.display(), tail(log), notes.join("\n"))
 }
 
 fn tail(log: &Path) -> String {

@@ -324,7 +324,7 @@ impl Stages<'_> {
             return;
         }
         let Some(failed) = verdict::failed_test(&output) else { return };
-        let again = format!("{} (second chance)", test.name);
+        let again = verdict::second_chance(&test.name);
         self.runner.say(&format!("{failed} was starved: it runs once more, alone"));
         let step = self.test_step(&test.alone(failed), again.clone());
         if self.runner.run(step).await.is_some() {

@@ -2,12 +2,13 @@
 //!
 //! A failure is forgiven, after a second run alone that passed, only if all of this is true:
 //! the process itself was starved (its own clock ticked late by more than a second), what it
-//! said is that something came too late, it left no process, no program of ours panicked, and
-//! nothing that it read was wrong. A quiet machine forgives nothing: real races must not hide.
+//! said itself, in each of its panics, is that something came too late, it left no process, no program
+//! of ours crashed, and nothing that it read was wrong or could not be read. A quiet machine
+//! forgives nothing: real races must not hide.
 
 use std::path::Path;
 
-use sidekey_verify::BROKEN;
+use sidekey_verify::{BROKEN, CRASHED, QUOTED, UNQUOTED};
 
 use crate::outcome::Outcome;
 
@@ -17,6 +18,13 @@ const STARVED_MS: u64 = 1_000;
 /// How waits and deadlines say that something was late.
 const LATE: &[&str] =
     &["in vain", "DeadlineExceeded", "deadline", "timed out", "Timeout", "too late"];
+
+/// What is said somewhere if data is wrong or cannot be read, or a program of ours crashed.
+/// kube-apiserver has its own words for it.
+const NEVER: &[&str] = &[BROKEN, CRASHED, "unable to transform", "failed to decrypt"];
+
+/// What ends the message of a panic: another panic, or what the standard library and libtest say.
+const ENDS: &[&str] = &["thread '", "note: ", "test ", "failures:", "---- "];
 
 /// What libtest prints for a panic.
 const PANICKED: &str = "panicked at ";
@@ -60,17 +68,76 @@ pub(crate) fn failed_test(output: &str) -> Option<&str> {
     after.lines().map(str::trim).find(|line| line.contains("::") && !line.contains(' '))
 }
 
+/// The name of a test's second run.
+pub(crate) fn second_chance(test: &str) -> String {
+    format!("{test} (second chance)")
+}
+
 /// Whether a failure may be forgiven if the test passes alone.
 pub(crate) fn may_be_forgiven(outcome: &Outcome, output: &str) -> bool {
     let panics_elsewhere = output
         .lines()
         .any(|line| line.split_once(PANICKED).is_some_and(|(_, place)| !place.starts_with("e2e/")));
+    let messages = messages(output);
+    let is_late = |message: &String| LATE.iter().any(|word| message.contains(word));
     outcome.late_ms > STARVED_MS
         && outcome.counts.failed == 1
         && outcome.problem.as_deref().is_none_or(|problem| problem.contains("exit status: 101"))
-        && LATE.iter().any(|word| output.contains(word))
-        && !output.contains(BROKEN)
+        && !messages.is_empty()
+        && messages.iter().all(is_late)
+        && !NEVER.iter().any(|word| output.contains(word))
         && !panics_elsewhere
+}
+
+/// What the test said in each of its panics, without the logs that it quotes.
+fn messages(output: &str) -> Vec<String> {
+    let mut messages: Vec<String> = Vec::new();
+    let (mut is_message, mut quoted) = (false, None);
+    for line in output.lines() {
+        if line.starts_with("thread '") && line.contains(PANICKED) {
+            messages.push(String::new());
+            (is_message, quoted) = (true, None);
+            continue;
+        }
+        if quoted.is_none() && ENDS.iter().any(|end| line.starts_with(end)) {
+            is_message = false;
+        }
+        let Some(message) = messages.last_mut().filter(|_| is_message) else { continue };
+        let (own, now) = step(quoted, line);
+        message.push_str(own);
+        message.push('\n');
+        quoted = now;
+    }
+    messages
+}
+
+/// Where in the quoted lines of a log we are.
+#[derive(Clone, Copy)]
+enum Quote {
+    /// At the first.
+    Begun,
+    /// After it: so far in are all of them.
+    SetIn(usize),
+}
+
+/// What of a line is the test's own, and whether the next one is quoted. The first quoted line
+/// tells how far in all of them are: the end stands further out.
+fn step(quoted: Option<Quote>, line: &str) -> (&str, Option<Quote>) {
+    let ends = match quoted {
+        None => true,
+        Some(Quote::Begun) => line.trim() == UNQUOTED,
+        Some(Quote::SetIn(by)) => line.trim().starts_with(UNQUOTED) && indent(line) < by,
+    };
+    match (line.split_once(QUOTED), quoted) {
+        (Some((own, _)), _) if ends => (own, Some(Quote::Begun)),
+        (None, None) => (line, None),
+        (_, Some(Quote::Begun)) if !ends => ("", Some(Quote::SetIn(indent(line)))),
+        _ => ("", quoted.filter(|_| !ends)),
+    }
+}
+
+fn indent(line: &str) -> usize {
+    line.len() - line.trim_start().len()
 }
 
 #[cfg(test)]
@@ -100,8 +167,33 @@ mod tests {
         assert!(!may_be_forgiven(&starved, "assertion failed: 1 == 2"), "nothing was late");
         let broken = format!("{LATE_OUTPUT}\nBROKEN: s-3 reads \"b\", not \"a\"");
         assert!(!may_be_forgiven(&starved, &broken), "data was wrong");
+        let unreadable = format!("{LATE_OUTPUT}; last seen: failed to decrypt DEK");
+        assert!(!may_be_forgiven(&starved, &unreadable), "data could not be read");
+        let crashed = format!("{LATE_OUTPUT}\nCRASHED: shim ended with signal: 9 (SIGKILL)");
+        assert!(!may_be_forgiven(&starved, &crashed), "a program of ours was killed");
         let product = format!("{LATE_OUTPUT}\nthread 'main' panicked at shim/src/run.rs:9:1:");
         assert!(!may_be_forgiven(&starved, &product), "a program of ours panicked");
+    }
+
+    #[test]
+    fn what_a_log_says_of_time_forgives_nothing() {
+        let starved = failed(2_000, "ended with exit status: 101");
+        let quoting = |own: &str, after: &str| {
+            format!(
+                "thread 'plane::x' (7) panicked at e2e/tests/it/plane/x.rs:3:9:\n{own}\n\nCaused by:\n    \
+                 0: it failed\n       --- last lines of shim, /x.log:\n           1 == 2\n           \
+                 --- in vain\n           DeadlineExceeded\n       ---\n    1: {after}\nnote: timed out\n"
+            )
+        };
+        assert!(!may_be_forgiven(&starved, &quoting("1 == 2", "no")));
+        assert!(may_be_forgiven(&starved, &quoting("waited in vain", "no")));
+        assert!(may_be_forgiven(&starved, &quoting("no", "too late")), "said after the log");
+        let beside =
+            "--- last lines of shim, /x.log:\n    timed out\n---\ntest x ... FAILED\nin vain";
+        let other = "thread 'x' panicked at e2e/tests/x.rs:3:9:\n1 == 2: ";
+        assert!(!may_be_forgiven(&starved, &format!("{other}{beside}")));
+        let two = format!("{LATE_OUTPUT}\n{other}\n");
+        assert!(!may_be_forgiven(&starved, &two), "one of two panics was not late");
     }
 
     #[test]

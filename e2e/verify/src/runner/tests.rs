@@ -84,6 +84,21 @@ async fn an_interrupt_ends_what_runs() {
     assert!(leftover::find(&runner.mark).is_empty());
 }
 
+#[tokio::test]
+async fn of_a_forgiven_step_both_logs_are_shown() {
+    let failing = "echo 'thread x panicked'; echo the first; exit 3";
+    let (_, first, runner, _dir) = run(shell(failing, Counting::Libtest, LIMIT)).await;
+    let again = verdict::second_chance(&first.step);
+    let step = Step { name: again.clone(), ..shell("echo the second", Counting::Libtest, LIMIT) };
+    assert!(runner.run(step).await.is_some());
+    runner.forgive(&first.step, &again);
+    let outcomes = runner.outcomes();
+    assert!(outcomes[0].flaky && outcomes.iter().all(|outcome| outcome.counts.failed == 0));
+    let texts: Vec<String> = outcomes.iter().map(shown).collect();
+    assert!(texts[0].contains("the first") && texts[0].contains("exit status: 3"), "{texts:?}");
+    assert!(texts[1].contains("the second") && texts[1].contains("(second chance)"), "{texts:?}");
+}
+
 #[test]
 fn file_names_are_harmless() {
     assert_eq!(file_name("sidekey-e2e test up"), "sidekey-e2e_test_up.log");

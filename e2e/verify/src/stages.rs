@@ -88,7 +88,7 @@ impl Stages<'_> {
             None if self.all => self.release().await,
             None => Some(None),
         };
-        let needs_more = tests.iter().any(|test| test.is_end_to_end);
+        let needs_more = tests.iter().any(|test| test.needs_servers);
         let ready = match released {
             Some(directory) if needs_more => {
                 self.prepare(&built.preparer, directory.as_deref()).await
@@ -203,6 +203,8 @@ impl Stages<'_> {
             let root = &self.workspace.root;
             built.executables.push(Executable {
                 is_end_to_end: suite::is_end_to_end(&folder, root, kind, &target.name),
+                // What a crate tests within itself starts nothing.
+                needs_servers: member.needs_servers() && kind == "test",
                 package: member.name.clone(),
                 target: suite::target_name(kind, &target.name, &member.name),
                 path,

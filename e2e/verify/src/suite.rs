@@ -35,6 +35,8 @@ pub(crate) struct Executable {
     pub(crate) folder: PathBuf,
     /// Whether its tests start real servers, and say in their paths what they take.
     pub(crate) is_end_to_end: bool,
+    /// Whether its tests need what is prepared before the first test.
+    pub(crate) needs_servers: bool,
 }
 
 /// What is run as one process: an end-to-end test, or an executable of other tests.
@@ -43,6 +45,7 @@ pub(crate) struct Test {
     pub(crate) name: String,
     pub(crate) takes: Takes,
     pub(crate) is_end_to_end: bool,
+    pub(crate) needs_servers: bool,
     executable: PathBuf,
     folder: PathBuf,
     arguments: Vec<String>,
@@ -86,6 +89,7 @@ impl Executable {
             name: format!("{} {group}", self.target),
             takes: takes.max(least),
             is_end_to_end: true,
+            needs_servers: true,
             executable: self.path.clone(),
             folder: self.folder.clone(),
             arguments,
@@ -97,6 +101,7 @@ impl Executable {
             name: format!("{} {}", self.package, self.target),
             takes: Takes::Threads,
             is_end_to_end: false,
+            needs_servers: self.needs_servers,
             executable: self.path.clone(),
             folder: self.folder.clone(),
             arguments: vec![format!("--test-threads={THREADS}")],
@@ -166,7 +171,8 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         let folder = dir.path().to_owned();
         let (package, target) = ("sidekey-e2e".to_owned(), "it".to_owned());
-        (Executable { package, target, path, folder, is_end_to_end }, dir)
+        let needs_servers = is_end_to_end;
+        (Executable { package, target, path, folder, is_end_to_end, needs_servers }, dir)
     }
 
     #[test]

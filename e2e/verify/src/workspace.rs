@@ -9,6 +9,9 @@ use serde::Deserialize;
 /// Where the programs are that no user gets.
 const DEVELOPERS: [&str; 2] = ["e2e", "providers/example"];
 
+/// The crate that starts real servers.
+const HARNESS: &str = "sidekey-e2e";
+
 /// Our own crates, found and not listed: a new one is verified without an edit here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Workspace {
@@ -30,6 +33,12 @@ pub(crate) struct Member {
     pub(crate) manifest_path: PathBuf,
     rust_version: Option<String>,
     targets: Vec<Target>,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Dependency {
+    name: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -84,6 +93,11 @@ impl Workspace {
 }
 
 impl Member {
+    /// Whether its tests start real servers.
+    pub(crate) fn needs_servers(&self) -> bool {
+        self.dependencies.iter().any(|dependency| dependency.name == HARNESS)
+    }
+
     /// Where its tests run.
     pub(crate) fn folder(&self) -> &Path {
         self.manifest_path.parent().unwrap_or(&self.manifest_path)

@@ -254,6 +254,9 @@ impl Stages<'_> {
         let mut command = Command::new(preparer);
         let binaries = released.or_else(|| preparer.parent()).unwrap_or(&place);
         command.arg("--binaries").arg(binaries).arg("--into").arg(&place);
+        if released.is_some() {
+            command.arg("--shipped");
+        }
         self.step(PREPARE, command, false).await.is_some()
     }
 

@@ -52,6 +52,9 @@ struct Arguments {
     /// Where they go without symbols (bin), and their images (images)
     #[arg(long, value_name = "DIRECTORY")]
     into: PathBuf,
+    /// They are what users get: they go there as they are, to be judged
+    #[arg(long)]
+    shipped: bool,
 }
 
 fn main() -> ExitCode {
@@ -63,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 async fn prepare(arguments: &Arguments) -> Result<()> {
-    let Arguments { binaries, into } = arguments;
+    let Arguments { binaries, into, shipped } = arguments;
     for (program, package) in PROGRAMS {
         packages::program(program, package).await?;
     }
@@ -73,27 +76,27 @@ async fn prepare(arguments: &Arguments) -> Result<()> {
     }
     cluster::write_images().await?;
     let bin = into.join("bin");
-    strip_all(binaries, &bin)?;
+    copy_all(binaries, &bin, if *shipped { copy } else { strip })?;
     images::prepare(&bin, &into.join("images")).await
 }
 
-/// Copies our binaries without symbols: pods load them many times.
-fn strip_all(from: &Path, to: &Path) -> Result<()> {
+/// Copies our binaries.
+fn copy_all(from: &Path, to: &Path, copy: fn(&Path, &Path) -> Result<()>) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     let list = || format!("cannot list {}", from.display());
     for entry in fs::read_dir(from).with_context(list)? {
         let path = entry?.path();
         let Some(name) = path.file_name().and_then(OsStr::to_str) else { continue };
         if path.is_file() && name.starts_with("sidekey") && !name.contains('.') {
-            strip(&path, &to.join(name))?;
+            copy(&path, &to.join(name))?;
         }
     }
     Ok(())
 }
 
+/// Without symbols: pods load them many times.
 fn strip(from: &Path, to: &Path) -> Result<()> {
-    let modified = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
-    if modified(to).is_some_and(|then| Some(then) > modified(from)) {
+    if is_newer(to, from) {
         return Ok(());
     }
     let ran = Command::new("strip").arg("-o").arg(to).arg(from).output();
@@ -102,4 +105,18 @@ fn strip(from: &Path, to: &Path) -> Result<()> {
         fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     }
     Ok(())
+}
+
+/// As cargo made it: whether it carries symbols is for a test to see.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let size = |path: &Path| fs::metadata(path).map(|data| data.len()).ok();
+    if !is_newer(to, from) || size(to) != size(from) {
+        fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok(())
+}
+
+fn is_newer(one: &Path, other: &Path) -> bool {
+    let modified = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    modified(one).is_some_and(|then| Some(then) > modified(other))
 }

@@ -303,6 +303,11 @@ impl Cluster {
         dirs.map(|(name, dir)| (name, kubelet::read_logs(&dir).unwrap_or_default())).collect()
     }
 
+    /// Says so if a program of ours has panicked in a container, also one that is gone.
+    pub fn tell_of_panics(&self) {
+        self.kubelet.tell_of_panics();
+    }
+
     /// Where a volume of a pod is, for a look from this host: `kind` is `secret`,
     /// `configmap`, `projected` or `empty-dir`.
     pub fn volume(&self, pod: &Pod, kind: &str, name: &str) -> PathBuf {

@@ -118,6 +118,7 @@ impl Drop for Managed {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.operator_tail());
+            self.management.cluster.tell_of_panics();
         }
         self.remove();
     }

@@ -9,13 +9,20 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use sidekey_verify::{CRASHED, QUOTED, UNQUOTED};
 
 use crate::wait::{Pace, eventually};
 use crate::watchdog::Watchdog;
 
 /// How many of a log's last lines go into an error.
 const TAIL_LINES: usize = 30;
+
+/// How the names of our own programs begin.
+const OURS: &str = "sidekey";
+
+/// What the standard library says of a panic.
+const PANICKED: &str = "panicked at ";
 
 /// The child becomes the program only when told to: by then the watchdog knows
 /// its pid, so there is no moment in which it could be left behind.
@@ -75,8 +82,13 @@ impl Spec {
 
     /// Starts it in a process group of its own.
     pub fn start(self) -> Result<Process> {
-        let mut process =
-            Process { spec: self, child: None, status: ExitStatus::default(), log_start: 0 };
+        let mut process = Process {
+            spec: self,
+            child: None,
+            status: ExitStatus::default(),
+            log_start: 0,
+            signalled: false,
+        };
         process.start()?;
         Ok(process)
     }
@@ -90,6 +102,8 @@ pub struct Process {
     /// How it ended last, while there is no child.
     status: ExitStatus,
     log_start: u64,
+    /// Whether we have sent it a signal that may end it.
+    signalled: bool,
 }
 
 impl Process {
@@ -140,6 +154,7 @@ impl Process {
         watchdog.guard(child.id())?;
         let gate = child.stdin.take();
         self.child = Some(child);
+        self.signalled = false;
         let mut gate = gate.context("the child has no stdin")?;
         gate.write_all(b"go\n").with_context(|| format!("cannot launch {}", self.spec.name))
     }
@@ -152,6 +167,7 @@ impl Process {
 
     /// kill -9: no chance to close connections or to remove sockets.
     pub fn kill(&mut self) -> Result<()> {
+        self.tell_of_a_crash();
         let Some(mut child) = self.child.take() else { return Ok(()) };
         let pid = child.id();
         let killed = signal_group(pid, Signal::KILL);
@@ -182,11 +198,13 @@ impl Process {
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         self.check_running()?;
         let pid = self.pid().context("not running")?;
+        self.signalled |= ![Signal::STOP, Signal::CONT].contains(&signal);
         signal_group(pid, signal).with_context(|| format!("cannot signal {}", self.name()))
     }
 
     /// Its exit status if it has ended, `None` while it runs.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.tell_of_a_crash();
         let Some(child) = &mut self.child else {
             return Ok(Some(self.status));
         };
@@ -197,6 +215,25 @@ impl Process {
             self.child = None;
         }
         Ok(status)
+    }
+
+    /// Says so if it is a program of ours and a signal has ended it that we have not sent; that
+    /// it has ended is left for others to see.
+    fn tell_of_a_crash(&mut self) {
+        let Some(pid) = self.pid().filter(|_| !self.signalled && self.is_ours()) else { return };
+        let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if let Ok(Some(ended)) = waitid(WaitId::Pid(pid), look)
+            && let Some(signal) = ended.terminating_signal()
+        {
+            self.signalled = true;
+            eprintln!("{CRASHED}{} was ended by signal {signal}", self.name());
+        }
+    }
+
+    fn is_ours(&self) -> bool {
+        let name = self.spec.program.file_name().unwrap_or_default();
+        name.to_string_lossy().starts_with(OURS)
     }
 
     /// An error with the end of its log if it does not run any more.
@@ -253,7 +290,7 @@ impl Process {
         let lines: Vec<&str> = text.lines().collect();
         let tail = lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n    ");
         let (name, path) = (self.name(), self.spec.log.display());
-        format!("--- last lines of {name}, {path}:\n    {tail}\n---")
+        format!("{QUOTED}{name}, {path}:\n    {tail}\n{UNQUOTED}")
     }
 }
 
@@ -261,10 +298,21 @@ impl Drop for Process {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.log_tail());
+            // However long ago: what is quoted may begin after it.
+            if self.is_ours() {
+                tell_of_panics(self.name(), &read_from(&self.spec.log, 0).unwrap_or_default());
+            }
         }
         if let Err(error) = self.kill() {
             eprintln!("{error:#}");
         }
+    }
+}
+
+/// Says so if a program of ours has panicked, as its whole log tells.
+pub(crate) fn tell_of_panics(name: &str, log: &str) {
+    for line in log.lines().filter(|line| line.contains(PANICKED)) {
+        eprintln!("{CRASHED}{name}: {line}");
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-pub use sidekey_verify::BROKEN;
+pub use sidekey_verify::{BROKEN, CRASHED};
 use tokio::time::Instant;
 
 /// A limit for what takes seconds on an idle machine: generous, because tests

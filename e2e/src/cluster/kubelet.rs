@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use super::containerd::SOCKET;
 use super::inside::Inside;
 use super::machine::Machine;
-use crate::golang;
 use crate::http::HttpClient;
 use crate::pki::write;
 use crate::wait::PATIENCE;
+use crate::{golang, process};
 
 /// The node's name.
 pub const NODE: &str = "node";
@@ -92,10 +92,6 @@ impl Kubelet {
 
     /// The directories of containers' logs in a namespace: `POD_UID/CONTAINER`, and where.
     pub(super) fn log_dirs(&self, namespace: &str) -> Vec<(String, PathBuf)> {
-        let children = |dir: &Path| -> Vec<(String, PathBuf)> {
-            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-            entries.map(|e| (e.file_name().to_string_lossy().into_owned(), e.path())).collect()
-        };
         let mut all = Vec::new();
         for (pod, dir) in children(&logs_dir(&self.dir)) {
             let Some(pod) = pod.strip_prefix(&format!("{namespace}_")) else { continue };
@@ -106,12 +102,36 @@ impl Kubelet {
         all
     }
 
+    /// Says so if a program of ours has panicked in a container of any namespace.
+    pub(super) fn tell_of_panics(&self) {
+        for (pod, dir) in children(&logs_dir(&self.dir)) {
+            for (name, dir) in children(&dir) {
+                let log = read_logs(&dir).unwrap_or_default();
+                process::tell_of_panics(&format!("{pod}/{name}"), &log);
+            }
+        }
+    }
+
     /// Where a volume of a pod is mounted, as the machine sees it: `kind` is
     /// `secret`, `configmap`, `projected` or `empty-dir`.
     pub(super) fn volume(&self, uid: &str, kind: &str, name: &str) -> PathBuf {
         let volumes = self.dir.join("root/pods").join(uid).join("volumes");
         volumes.join(format!("kubernetes.io~{kind}")).join(name)
     }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.tell_of_panics();
+        }
+    }
+}
+
+/// What is in a directory: names and paths.
+fn children(dir: &Path) -> Vec<(String, PathBuf)> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|e| (e.file_name().to_string_lossy().into_owned(), e.path())).collect()
 }
 
 /// The logs of one container, its former runs included; empty while there is none.

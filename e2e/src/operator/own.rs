@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use hyper::Method;
 use serde_json::{Value, json};
+use sidekey_verify::{QUOTED, UNQUOTED};
 use tokio::sync::RwLockWriteGuard;
 
 use super::shared::runtime;
@@ -82,9 +83,9 @@ impl Management {
         for (name, text) in self.cluster.all_logs(OPERATOR_NAMESPACE) {
             let lines: Vec<&str> = text.lines().collect();
             let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n    ");
-            shown.push_str(&format!("--- last lines of {name}:\n    {tail}\n"));
+            shown.push_str(&format!("{QUOTED}{name}:\n    {tail}\n"));
         }
-        shown + "---"
+        shown + UNQUOTED
     }
 
     /// Lets there be so many operators; gives how many there were to be.

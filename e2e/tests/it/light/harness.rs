@@ -1,14 +1,16 @@
 //! The harness itself: what it promises to the tests that stand on it.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use sidekey_e2e::apiserver::{KubeApiserver, Options};
 use sidekey_e2e::process::Spec;
-use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::wait::{CRASHED, PATIENCE};
 use sidekey_e2e::{
     ControlPlane, EncryptionConfiguration, Kind, Load, LoadOptions, Scratch, Stanza, eventually,
 };
@@ -61,6 +63,47 @@ async fn be_the_victim() {
             bail!("not yet")
         });
     forever.await.unwrap();
+}
+
+/// `cargo verify` never forgives a failure with such a word.
+#[tokio::test]
+async fn a_program_of_ours_that_crashed_or_panicked_is_told_when_a_test_fails() {
+    if std::env::var_os(VICTIM).is_some() {
+        return fail_beside_crashed_programs().await;
+    }
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let test = "a_program_of_ours_that_crashed_or_panicked_is_told_when_a_test_fails";
+    let mut victim = Command::new(std::env::current_exe().unwrap());
+    victim.args(["--exact", &format!("{module}::{test}"), "--nocapture"]).env(VICTIM, "1");
+    let output = victim.output().unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    let told: Vec<&str> = said.lines().filter(|line| line.starts_with(CRASHED)).collect();
+    let wanted =
+        ["crashing was ended by signal 11", "panicking: thread 'main' panicked at x.rs:1:"];
+    assert_eq!(told, wanted.map(|text| format!("{CRASHED}{text}")), "{said}");
+}
+
+async fn fail_beside_crashed_programs() {
+    let scratch = Scratch::new("victim").unwrap();
+    let start = |name: &str, script: &str| {
+        let program = scratch.path().join(format!("sidekey-{name}"));
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+        Spec::new(name, program, scratch.path().join(format!("{name}.log"))).start().unwrap()
+    };
+    let mut killed = start("killed", "sleep 600");
+    killed.kill().unwrap();
+    let mut crashing = start("crashing", "kill -SEGV $$");
+    let ended = eventually("it has crashed", PATIENCE, async || crashing.ended()?.context("no"));
+    ended.await.unwrap();
+    // Long before the last lines.
+    let lines = "i=0; while [ $i -lt 100 ]; do i=$((i + 1)); echo $i; done; echo end; sleep 600";
+    let script = format!("echo \"thread 'main' panicked at x.rs:1:\"; {lines}");
+    let mut panicking = start("panicking", &script);
+    let end = |line: &str| (line == "end").then_some(());
+    panicking.wait_for_log("the end", PATIENCE, end).await.unwrap();
+    panic!("waited in vain");
 }
 
 #[tokio::test]

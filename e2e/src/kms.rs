@@ -15,6 +15,8 @@ use sidekey_core::proto::v2::{
 };
 use tonic::{Request, Status};
 
+use crate::wait::BROKEN;
+
 /// What is answered at all is answered in this time, however busy the machine is.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -75,7 +77,7 @@ impl KmsClient {
     /// Wraps and unwraps; an error if something else comes back.
     pub async fn round_trip(&self, plaintext: &[u8]) -> Result<EncryptResponse> {
         let sealed = self.encrypt(plaintext).await?;
-        ensure!(self.decrypt(&sealed).await? == plaintext, "something else came back");
+        ensure!(self.decrypt(&sealed).await? == plaintext, "{BROKEN}something else came back");
         Ok(sealed)
     }
 

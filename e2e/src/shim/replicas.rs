@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 
 use crate::apiserver::{KubeApiserver, Options};
+use crate::wait::BROKEN;
 use crate::{
     ControlPlane, EncryptionConfiguration, Kind, Load, LoadOptions, LocalPlugin, Shim, Stored,
 };
@@ -116,7 +117,7 @@ impl Replicas {
                 for node in &self.nodes {
                     let data = node.server.client().read(kind, "default", name).await?;
                     let right = data.get("value").is_some_and(|v| *v == format!("{name} second"));
-                    ensure!(right, "{kind:?} {name} holds {data:?}");
+                    ensure!(right, "{BROKEN}{kind:?} {name} holds {data:?}");
                 }
             }
         }

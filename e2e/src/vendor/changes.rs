@@ -11,7 +11,7 @@ use crate::load::{Load, LoadOptions, Report};
 use crate::plane::ControlPlane;
 use crate::sidecar::Sidecar;
 use crate::stored::{Stored, key_id_hash};
-use crate::wait::{PATIENCE, eventually};
+use crate::wait::{BROKEN, PATIENCE, eventually};
 
 /// Two nodes on one etcd. Dropped, and so ended, in this order.
 pub struct Replicas<P> {
@@ -42,7 +42,7 @@ impl<P: DerefMut<Target = Sidecar>> Replicas<P> {
             for kind in Kind::ALL {
                 node.server.client().create(kind, "default", &name, &[("word", &name)]).await?;
                 let data = other.server.client().read(kind, "default", &name).await?;
-                ensure!(data["word"] == name, "{name} holds {data:?}");
+                ensure!(data["word"] == name, "{BROKEN}{name} holds {data:?}");
                 let key_id = self.stored(kind, &name).await?;
                 let first = seen.get_or_insert_with(|| key_id.clone());
                 ensure!(*first == key_id, "{name} is stored under {key_id}, others under {first}");
@@ -106,7 +106,7 @@ impl<P: DerefMut<Target = Sidecar>> Replicas<P> {
                 let name = format!("{name}-{index}");
                 ensure!(self.stored(kind, &name).await? == *key_id, "{name} was rewritten");
                 let data = client.read(kind, "default", &name).await?;
-                ensure!(data["word"] == name, "{name} holds {data:?}");
+                ensure!(data["word"] == name, "{BROKEN}{name} holds {data:?}");
             }
         }
         report.all_reads(&client, "default").await

@@ -8,6 +8,7 @@ use hyper::Method;
 use serde_json::json;
 use sidekey_e2e::apiserver::{KubeApiserver, Options};
 use sidekey_e2e::shim::ShimConfig;
+use sidekey_e2e::wait::BROKEN;
 use sidekey_e2e::{
     ControlPlane, EncryptionConfiguration, Kind, Load, LoadOptions, LocalPlugin, Shim, Stanza,
     Stored,
@@ -161,7 +162,7 @@ impl Scene {
             for kind in Kind::ALL {
                 for server in &self.servers {
                     let data = server.client().read(kind, "default", name).await?;
-                    ensure!(data["word"] == *name, "{kind:?} {name} holds {data:?}");
+                    ensure!(data["word"] == *name, "{BROKEN}{kind:?} {name} holds {data:?}");
                 }
                 let stored = self.plane.etcd.raw(&kind.etcd_key("default", name)).await?;
                 let found = Stored::parse(&stored).with_context(|| name.clone())?.provider;

@@ -16,7 +16,7 @@ use sidekey_e2e::apiserver::{KubeApiserver, Options};
 use sidekey_e2e::faulty::{Fault, FaultyKms};
 use sidekey_e2e::kms::KmsClient;
 use sidekey_e2e::shim::{ShimConfig, ShimKey, canary};
-use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::wait::{BROKEN, PATIENCE};
 use sidekey_e2e::{
     ControlPlane, EncryptionConfiguration, Kind, LocalPlugin, Scratch, Shim, eventually,
 };
@@ -80,7 +80,10 @@ impl Scene {
     }
 
     async fn old_data_reads(&self) -> Result<()> {
-        ensure!(self.client.decrypt(&self.old).await? == "under key 1");
+        ensure!(
+            self.client.decrypt(&self.old).await? == "under key 1",
+            "{BROKEN}something else came back"
+        );
         Ok(())
     }
 
@@ -116,7 +119,7 @@ impl Scene {
             Ok(())
         });
         healed.await.with_context(|| what.to_owned())?;
-        ensure!(client.decrypt(new).await? == "under key 2", "{what}");
+        ensure!(client.decrypt(new).await? == "under key 2", "{BROKEN}{what}");
         let again = client.round_trip(b"afterwards").await.with_context(|| what.to_owned())?;
         ensure!(again.key_id == new.key_id, "{what}: key_id has become {}", again.key_id);
         Ok(())
@@ -315,7 +318,10 @@ async fn beside_hung_calls_others_are_served(scene: &Scene) -> Result<()> {
             hung.spawn(async move { client.decrypt(&old).await });
         }
         while served < SERVED {
-            ensure!(scene.client.decrypt(&scene.new).await? == "under key 2");
+            ensure!(
+                scene.client.decrypt(&scene.new).await? == "under key 2",
+                "{BROKEN}something else came back"
+            );
             ensure!(scene.client.status().await?.key_id == scene.new.key_id);
             // Only those count that all of the others have waited for.
             if let Some(first) = hung.try_join_next() {
@@ -388,7 +394,7 @@ async fn a_call_waits_for_a_provider_that_restarts(scene: &mut Scene) -> Result<
     })
     .await?;
     scene.writer.restart().await?;
-    ensure!(waiting.await?? == "under key 2");
+    ensure!(waiting.await?? == "under key 2", "{BROKEN}something else came back");
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use sidekey_e2e::aws::{AwsPlugin, KmsFault, Moto, REGION};
 use sidekey_e2e::gateway::{Fault, Gateway};
 use sidekey_e2e::vendor::{COAST, MEANWHILE, Sufferer};
-use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::wait::{BROKEN, PATIENCE};
 use sidekey_e2e::{ControlPlane, Load, eventually};
 use tokio::task::JoinSet;
 
@@ -93,7 +93,7 @@ async fn a_second_of_503_fails_no_decrypt_and_multiplies_no_calls(scene: &Scene)
     tokio::time::sleep(Duration::from_secs(1)).await;
     scene.moto.faults(&[]).await?;
     while let Some(answer) = asked.join_next().await {
-        ensure!(answer?? == WORDS, "something else came back");
+        ensure!(answer?? == WORDS, "{BROKEN}something else came back");
     }
     let calls = scene.moto.calls("Decrypt").await? - before;
     // If the shim repeated too, it would be nine for each. Probes come every second, and more

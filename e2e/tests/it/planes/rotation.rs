@@ -10,6 +10,7 @@ use sidekey_e2e::apiserver::{KubeApiserver, Options};
 use sidekey_e2e::kube::KubeClient;
 use sidekey_e2e::metrics::Metrics;
 use sidekey_e2e::stored::KMS_V2;
+use sidekey_e2e::wait::BROKEN;
 use sidekey_e2e::{
     ControlPlane, EncryptionConfiguration, Kind, Load, LoadOptions, LocalPlugin, Stored,
 };
@@ -113,7 +114,7 @@ async fn they_read_back_after_the_plugin_was_killed_and_restarted(scene: &mut Sc
 async fn both_read_back(client: &KubeClient, name: &str) -> Result<()> {
     for kind in Kind::ALL {
         let data = client.read(kind, "default", name).await?;
-        ensure!(data["word"] == MARKER, "{kind:?} {name} holds {data:?}");
+        ensure!(data["word"] == MARKER, "{BROKEN}{kind:?} {name} holds {data:?}");
         let listed = client.list(kind, "default").await?;
         ensure!(listed.get(name) == Some(&data), "{kind:?} {name} is listed otherwise");
     }
@@ -174,7 +175,7 @@ async fn everything_reads_through_both_whichever_key_it_has(
             let name = entry.key.rsplit('/').next().context("no name")?;
             for server in servers {
                 let data = server.client().read(kind, "default", name).await?;
-                ensure!(data["value"] == format!("{name} second"), "{name} holds {data:?}");
+                ensure!(data["value"] == format!("{name} second"), "{BROKEN}{name} holds {data:?}");
             }
         }
     }
@@ -252,7 +253,7 @@ impl Scene {
     async fn reads_back(&self, name: &str) -> Result<()> {
         for kind in Kind::ALL {
             let found = self.server.client().read(kind, "default", name).await?;
-            ensure!(found["word"] == name, "{kind:?} {name} holds {found:?}");
+            ensure!(found["word"] == name, "{BROKEN}{kind:?} {name} holds {found:?}");
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 use anyhow::{Result, ensure};
 use sidekey_e2e::shim::ShimConfig;
 use sidekey_e2e::shim::replicas::{PROVIDER, Replicas};
+use sidekey_e2e::wait::BROKEN;
 use sidekey_e2e::{Kind, Load};
 
 /// Requests between two steps, so that each state sees load.
@@ -149,7 +150,7 @@ async fn each_writes_under(replicas: &Replicas, name: &str, keys: [u64; 2]) -> R
             let stored = replicas.stored_key(kind, &name).await?;
             ensure!(stored == key, "{kind:?} {name} is stored under key {stored}, not {key}");
             let data = other.server.client().read(kind, "default", &name).await?;
-            ensure!(data["word"] == name, "{kind:?} {name} holds {data:?}");
+            ensure!(data["word"] == name, "{BROKEN}{kind:?} {name} holds {data:?}");
         }
     }
     Ok(())
@@ -162,7 +163,7 @@ async fn what_each_key_wrote_is_readable(replicas: &Replicas) -> Result<()> {
             ensure!(stored == key, "{kind:?} {name} was rewritten under key {stored}");
             for node in &replicas.nodes {
                 let data = node.server.client().read(kind, "default", name).await?;
-                ensure!(data["word"] == name, "{kind:?} {name} holds {data:?}");
+                ensure!(data["word"] == name, "{BROKEN}{kind:?} {name} holds {data:?}");
             }
         }
     }

@@ -17,7 +17,7 @@ use sidekey_core::proto::v2::{EncryptRequest, EncryptResponse};
 use sidekey_e2e::shim::ShimConfig;
 use sidekey_e2e::shim::replicas::{PROVIDER, Replica, Replicas};
 use sidekey_e2e::stored::{EncryptedObject, KMS_V2};
-use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::wait::{BROKEN, PATIENCE};
 use sidekey_e2e::{Kind, Load, LoadOptions, eventually};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -194,7 +194,7 @@ async fn all_planted_objects_are_listed(node: &Replica) -> Result<()> {
     for number in 0..DEKS {
         let name = name(number);
         let word = listed.get(&name).and_then(|data| data.get("word"));
-        ensure!(word == Some(&name), "{name} holds {word:?}");
+        ensure!(word == Some(&name), "{BROKEN}{name} holds {word:?}");
     }
     Ok(())
 }
@@ -207,7 +207,7 @@ async fn wait_readable(node: &Replica, number: usize) -> Result<u32> {
         let data =
             client.read(Kind::Secret, NAMESPACE, &name).await.inspect_err(|_| failed += 1)?;
         if data["word"] != name {
-            bail!("{name} holds {data:?}");
+            bail!("{BROKEN}{name} holds {data:?}");
         }
         Ok(())
     })

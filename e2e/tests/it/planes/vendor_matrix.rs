@@ -18,6 +18,7 @@ use sidekey_e2e::kms::KmsClient;
 use sidekey_e2e::shim::ShimConfig;
 use sidekey_e2e::shim::replicas::{PROVIDER, key_number};
 use sidekey_e2e::vendor::{Kms, Provider, every};
+use sidekey_e2e::wait::BROKEN;
 use sidekey_e2e::{
     ControlPlane, EncryptionConfiguration, Kind, KubeClient, Load, LoadOptions, Shim, Stored,
 };
@@ -228,7 +229,7 @@ impl Scene {
             for key in 1..=newest {
                 for name in [marker(key, 0), marker(key, 1)] {
                     let found = listed.get(&name).and_then(|data| data.get("word"));
-                    ensure!(found == Some(&name), "{kind:?} {name} holds {found:?}");
+                    ensure!(found == Some(&name), "{BROKEN}{kind:?} {name} holds {found:?}");
                 }
             }
         }

@@ -16,7 +16,7 @@ use sidekey_e2e::binaries;
 use sidekey_e2e::cluster::Pod;
 use sidekey_e2e::hosted::{ADMIN, Hosted, NAMESPACE, Role};
 use sidekey_e2e::shim::replicas::key_number;
-use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE, eventually};
+use sidekey_e2e::wait::{BROKEN, LONG_PATIENCE, PATIENCE, eventually};
 use sidekey_e2e::{Kind, Load, LoadOptions};
 
 /// Requests between two steps, so that each state sees load.
@@ -217,7 +217,7 @@ async fn what_each_key_wrote_reads_through_both(hosted: &Hosted, pods: &[Pod]) -
             let name = entry.key.rsplit('/').next().unwrap_or_default();
             for pod in pods {
                 let data = hosted.server(pod)?.read(kind, "default", name).await?;
-                ensure!(data["value"] == format!("{name} second"), "{name} holds {data:?}");
+                ensure!(data["value"] == format!("{name} second"), "{BROKEN}{name} holds {data:?}");
             }
         }
     }
@@ -255,7 +255,7 @@ async fn an_ending_kube_apiserver_reads_what_its_successor_writes(
     ensure!(asked["ending"] == true && asked["status"]["revision"] == "3", "{asked}");
     ensure!(shims.len() == 3, "{seen:#}");
     let data = hosted.server(&ending)?.read(Kind::Secret, "default", "successor").await?;
-    ensure!(data["word"] == "new", "{data:?}");
+    ensure!(data["word"] == "new", "{BROKEN}{data:?}");
     Ok(())
 }
 

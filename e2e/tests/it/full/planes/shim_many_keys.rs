@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use sidekey_e2e::shim::replicas::{PROVIDER, Replica, Replicas};
 use sidekey_e2e::shim::{ShimConfig, ShimKey};
-use sidekey_e2e::wait::LONG_PATIENCE;
+use sidekey_e2e::wait::{BROKEN, LONG_PATIENCE};
 use sidekey_e2e::{Kind, Load, eventually};
 
 /// Requests between two steps, so that each state sees load.
@@ -89,7 +89,7 @@ async fn all_data_of_all_keys_is_readable(
             Kind::ALL.into_iter().flat_map(|k| replicas.nodes.iter().map(move |n| (k, n)))
         {
             let data = node.server.client().read(kind, "default", &name).await?;
-            ensure!(data["word"] == name, "{kind:?} {name} holds {data:?}");
+            ensure!(data["word"] == name, "{BROKEN}{kind:?} {name} holds {data:?}");
             let stored = replicas.stored_key(kind, &name).await?;
             ensure!(stored == key, "{kind:?} {name} was rewritten under key {stored}");
         }

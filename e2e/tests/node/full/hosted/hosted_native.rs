@@ -17,6 +17,7 @@ use anyhow::{Context, Result, ensure};
 use sidekey_e2e::cluster::Pod;
 use sidekey_e2e::hosted::{Hosted, NAMESPACE, provider_name, web_identity};
 use sidekey_e2e::http::HttpClient;
+use sidekey_e2e::wait::BROKEN;
 use sidekey_e2e::{Kind, KubeClient, Load, LoadOptions, Stored};
 use tokio::task::JoinSet;
 
@@ -133,7 +134,7 @@ async fn everything_reads_through_both(hosted: &Hosted, arns: &[&String; 2]) -> 
             let name = entry.key.rsplit('/').next().unwrap_or_default();
             for pod in &hosted.pods().await? {
                 let data = hosted.server(pod)?.read(kind, "default", name).await?;
-                ensure!(data["value"] == format!("{name} second"), "{name} holds {data:?}");
+                ensure!(data["value"] == format!("{name} second"), "{BROKEN}{name} holds {data:?}");
             }
         }
     }

@@ -7,7 +7,7 @@ use sidekey_e2e::aws::REGION;
 use sidekey_e2e::cluster::{POD_IMAGE, Pod};
 use sidekey_e2e::hosted::{Hosted, NAMESPACE, provider_name};
 use sidekey_e2e::kms::KmsClient;
-use sidekey_e2e::wait::{LONG_PATIENCE, eventually};
+use sidekey_e2e::wait::{BROKEN, LONG_PATIENCE, eventually};
 use sidekey_e2e::{EncryptionConfiguration, Kind, KubeClient, Stanza, Stored, binaries};
 
 use super::Desk;
@@ -273,7 +273,7 @@ impl Scene {
     async fn reads(&self, names: &[&str]) -> Result<()> {
         for name in names {
             let data = self.client()?.read(Kind::Secret, "default", name).await?;
-            ensure!(data["word"] == *name, "{name} holds {data:?}");
+            ensure!(data["word"] == *name, "{BROKEN}{name} holds {data:?}");
         }
         Ok(())
     }

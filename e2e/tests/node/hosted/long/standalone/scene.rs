@@ -8,7 +8,7 @@ use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::cluster::{NODE, Pod};
 use sidekey_e2e::kms::KmsClient;
 use sidekey_e2e::metrics::Metrics;
-use sidekey_e2e::wait::{LONG_PATIENCE, PATIENCE};
+use sidekey_e2e::wait::{BROKEN, LONG_PATIENCE, PATIENCE};
 use sidekey_e2e::{Cluster, Kind, Load, LoadOptions, Stored, eventually};
 
 use super::node::Node;
@@ -127,7 +127,7 @@ impl Scene {
 
     pub(crate) async fn reads(&self, name: &str) -> Result<()> {
         let data = self.cluster.client().read(Kind::Secret, "default", name).await?;
-        ensure!(data["word"] == name, "{name} holds {data:?}");
+        ensure!(data["word"] == name, "{BROKEN}{name} holds {data:?}");
         Ok(())
     }
 

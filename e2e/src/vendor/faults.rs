@@ -15,7 +15,7 @@ use crate::plane::ControlPlane;
 use crate::shim::ShimConfig;
 use crate::sidecar::Sidecar;
 use crate::stored::Stored;
-use crate::wait::{BROKEN, PATIENCE, eventually};
+use crate::wait::{PATIENCE, eventually};
 
 /// Short, so that a test sees the end of it; long enough to be seen.
 pub const COAST: Duration = Duration::from_secs(12);
@@ -125,9 +125,7 @@ impl<P: DerefMut<Target = Sidecar>> Sufferer<P> {
 
     /// What was wrapped before is unwrapped by the KMS now.
     pub async fn unwraps(&self) -> Result<()> {
-        let words = self.client.decrypt(&self.sealed).await?;
-        ensure!(words == WORDS, "{BROKEN}something else came back");
-        Ok(())
+        self.client.reads(&self.sealed, WORDS).await
     }
 
     /// The same, and kube-apiserver has noticed.

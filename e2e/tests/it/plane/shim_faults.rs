@@ -80,11 +80,7 @@ impl Scene {
     }
 
     async fn old_data_reads(&self) -> Result<()> {
-        ensure!(
-            self.client.decrypt(&self.old).await? == "under key 1",
-            "{BROKEN}something else came back"
-        );
-        Ok(())
+        self.client.reads(&self.old, b"under key 1").await
     }
 
     /// The fault is on, and was not when it `began`: Status is ok for as long as it is `held`, and
@@ -119,7 +115,7 @@ impl Scene {
             Ok(())
         });
         healed.await.with_context(|| what.to_owned())?;
-        ensure!(client.decrypt(new).await? == "under key 2", "{BROKEN}{what}");
+        client.reads(new, b"under key 2").await.with_context(|| what.to_owned())?;
         let again = client.round_trip(b"afterwards").await.with_context(|| what.to_owned())?;
         ensure!(again.key_id == new.key_id, "{what}: key_id has become {}", again.key_id);
         Ok(())
@@ -318,10 +314,7 @@ async fn beside_hung_calls_others_are_served(scene: &Scene) -> Result<()> {
             hung.spawn(async move { client.decrypt(&old).await });
         }
         while served < SERVED {
-            ensure!(
-                scene.client.decrypt(&scene.new).await? == "under key 2",
-                "{BROKEN}something else came back"
-            );
+            scene.client.reads(&scene.new, b"under key 2").await?;
             ensure!(scene.client.status().await?.key_id == scene.new.key_id);
             // Only those count that all of the others have waited for.
             if let Some(first) = hung.try_join_next() {

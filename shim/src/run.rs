@@ -130,8 +130,7 @@ pub fn run() -> ExitCode {
         }
         Ok(CommandTree { command: Some(Command::Probe(asked)), .. }) => ask(&asked),
         Ok(CommandTree { command: Some(Command::ProbeProxy(asked)), .. }) => {
-            let output = asked.output;
-            print(probe_proxy(asked), output)
+            print(probe_proxy(asked.client, asked.timeout), asked.output)
         }
         Ok(CommandTree { flags, command: None }) => {
             let given = flags.file().and_then(|file| match file {

@@ -12,13 +12,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::config::ProxyConfig;
+use crate::probe_proxy::{AsClient, probe_proxy};
 
 const EXAMPLES: &str = "\
 Examples:
   sidekey-proxy probe --config proxy.yaml            # it listens (startup probe)
   sidekey-proxy probe --config proxy.yaml --healthy  # its plugin is reached, its certificate is good
+  sidekey-proxy probe --endpoint https://kms.example:8443 --ca ca.crt --cert tls.crt --key tls.key
 
-`sidekey-shim probe-proxy` asks as a client does, from wherever that client runs.
+The last asks for Status as a client does, from wherever that client runs.
 Exit codes: 0 yes, 1 no.";
 
 /// What is asked, and of whom.
@@ -26,11 +28,18 @@ Exit codes: 0 yes, 1 no.";
 #[command(after_help = EXAMPLES)]
 pub(super) struct Probe {
     /// Configuration of a proxy on this host
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "endpoint",
+        conflicts_with = "endpoint"
+    )]
+    config: Option<PathBuf>,
     /// Ask for more than a listening port; needs `admin` in the configuration
-    #[arg(long)]
+    #[arg(long, requires = "config")]
     healthy: bool,
+    #[command(flatten)]
+    client: Option<AsClient>,
     /// How long to wait for an answer
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
     timeout: Duration,
@@ -42,8 +51,12 @@ pub(super) struct Probe {
 /// Asks, and gives the answer.
 pub(super) fn probe(probe: Probe) -> Result<Answer, Error> {
     let limit = probe.timeout;
+    if let Some(client) = probe.client {
+        return probe_proxy(client, limit);
+    }
+    let path = probe.config.unwrap_or_default();
     answer(async {
-        tokio::time::timeout(limit, of_config(&probe.config, probe.healthy))
+        tokio::time::timeout(limit, of_config(&path, probe.healthy))
             .await
             .unwrap_or_else(|_| Err(Error::new(Kind::Timeout, format!("no answer in {limit:?}"))))
     })

@@ -79,6 +79,7 @@ pub struct Error {
     needs_reload: bool,
     is_final: bool,
     is_lasting: bool,
+    is_mended: bool,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -93,6 +94,7 @@ impl Error {
             needs_reload: false,
             is_final: false,
             is_lasting: false,
+            is_mended: false,
             source: None,
         }
     }
@@ -136,6 +138,14 @@ impl Error {
         self
     }
 
+    /// Says that its cause has been mended meanwhile (a new login was made, say): the runtime
+    /// repeats the call at once, as the next of its attempts.
+    #[must_use]
+    pub fn mended(mut self) -> Self {
+        self.is_mended = true;
+        self
+    }
+
     /// What decides everything else.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -159,6 +169,11 @@ impl Error {
     /// Whether waiting does not mend it, whatever its kind.
     pub fn is_lasting(&self) -> bool {
         self.is_lasting
+    }
+
+    /// Whether its cause has been mended meanwhile.
+    pub fn is_mended(&self) -> bool {
+        self.is_mended
     }
 
     /// The whole chain on one line, with the hint: for logs and status texts.

@@ -179,3 +179,16 @@ pub(crate) async fn connect(config: &Config) -> Result<Vault, Error> {
 pub(crate) fn call() -> Call<'static> {
     Call { uid: "test", deadline: Instant::now() + Duration::from_secs(20) }
 }
+
+/// Makes attempts as core does where something was mended.
+pub(crate) async fn attempts<T>(
+    work: impl AsyncFn() -> Result<T, sidekey_core::Error>,
+) -> Result<T, sidekey_core::Error> {
+    for _ in 1..3 {
+        match work().await {
+            Err(error) if error.is_mended() => {}
+            done => return done,
+        }
+    }
+    work().await
+}

@@ -6,7 +6,7 @@ use std::fmt;
 ///
 /// The kind alone decides the gRPC code, whether a retry can help, whether the
 /// key's health suffers and how the failure is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// The request breaks the protocol: the caller's fault.
     Invalid,
@@ -25,6 +25,7 @@ pub enum Kind {
     /// What was to be decrypted has been altered, or belongs to something else.
     Corrupt,
     /// Something that cannot happen did: a defect of ours or of the KMS.
+    #[default]
     Bug,
 }
 
@@ -70,7 +71,7 @@ impl fmt::Display for Kind {
 ///
 /// The text must never hold plaintext, ciphertext, tokens or other secrets: it
 /// goes to logs, to `/status` and to kube-apiserver.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Default, thiserror::Error)]
 #[error("{what}")]
 pub struct Error {
     kind: Kind,
@@ -87,16 +88,7 @@ pub struct Error {
 impl Error {
     /// A failure of `kind`; `what` is lower-case and one line.
     pub fn new(kind: Kind, what: impl Into<String>) -> Self {
-        Self {
-            kind,
-            what: what.into(),
-            hint: None,
-            needs_reload: false,
-            is_final: false,
-            is_lasting: false,
-            is_mended: false,
-            source: None,
-        }
+        Self { kind, what: what.into(), ..Self::default() }
     }
 
     /// Adds what the operator should do.

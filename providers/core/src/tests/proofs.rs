@@ -375,3 +375,16 @@ async fn a_key_that_has_read_its_canary_outlives_the_version_that_wrapped_it() {
     process.apply(json!([key])).await.unwrap();
     wait(|| refused(&process).contains("the canary cannot be decrypted")).await;
 }
+
+#[tokio::test]
+async fn an_encrypt_that_waits_for_its_proof_has_three_attempts_with_it() {
+    let kms = ScriptedKms::new("asked");
+    let mut process = Process::new();
+    let mut key = process.key(1, "asked");
+    key["role"] = "read".into();
+    process.apply(json!([key])).await.unwrap();
+    process.until_healthy(1).await;
+    kms.set(|state| state.encrypt_fails = Some(Kind::Unavailable));
+    assert_eq!(code(process.encrypt(1).await), Code::Unavailable);
+    assert_eq!(kms.ask(|state| state.encrypts), 2, "one is left for itself");
+}

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwapOption;
-pub(crate) use ask::KeeperRequest;
+pub(crate) use ask::TaskRequest;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
@@ -62,7 +62,7 @@ pub(crate) struct Key {
     retries: RetryBudget,
     /// Why changed files or settings are not in use, if they are not.
     refusal: Mutex<Option<Trouble>>,
-    requests: mpsc::Sender<KeeperRequest>,
+    requests: mpsc::Sender<TaskRequest>,
 }
 
 /// The client in use and what it has proven: one pointer, so that they change together.
@@ -90,7 +90,7 @@ impl Key {
         endpoint: Endpoint,
         options: ProbeOptions,
         metrics: KeyMetrics,
-        requests: mpsc::Sender<KeeperRequest>,
+        requests: mpsc::Sender<TaskRequest>,
     ) -> Self {
         Self {
             id,

@@ -113,7 +113,7 @@ pub use provider::run::run;
 pub use provider::{Call, Deletion, Provider, Sealed};
 pub use secret::Secret;
 pub use sidekey_proto as proto;
-pub use socket::connections::{Connections, Seat};
+pub use socket::connections::{Connections, Slot};
 pub use socket::endpoint::{Endpoint, EndpointError};
 pub use socket::{Listener, Peer, SocketOptions};
 pub use tls::certificate;

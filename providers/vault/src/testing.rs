@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sidekey_core::config::Problems;
-use sidekey_core::{Call, Error, Files, Provider};
+use sidekey_core::{Call, Error, Files, KeyId, Provider, Sealed};
 use sidekey_rest::testing::{self, Fake};
 use tokio::time::Instant;
 
@@ -180,15 +180,13 @@ pub(crate) fn call() -> Call<'static> {
     Call { uid: "test", deadline: Instant::now() + Duration::from_secs(20) }
 }
 
-/// Makes attempts as core does where something was mended.
-pub(crate) async fn attempts<T>(
-    work: impl AsyncFn() -> Result<T, sidekey_core::Error>,
-) -> Result<T, sidekey_core::Error> {
+/// Encrypts in attempts, as core makes them where something was mended.
+pub(crate) async fn encrypt(vault: &Vault, key_id: &KeyId) -> Result<Sealed, Error> {
     for _ in 1..3 {
-        match work().await {
+        match vault.encrypt(key_id, b"plain", &call()).await {
             Err(error) if error.is_mended() => {}
             done => return done,
         }
     }
-    work().await
+    vault.encrypt(key_id, b"plain", &call()).await
 }

@@ -172,9 +172,14 @@ async fn anybodys_decrypt_stands_for_the_probe_and_heals_a_passing_failure() {
     kms.set(|state| state.fails = Some(Kind::Unavailable));
     assert_eq!(code(process.decrypt(1, &sealed).await), Code::Unavailable);
     wait(|| coasting(&process).is_string()).await;
+    let gauge = |process: &Process| {
+        let metrics = process.supervisor.shared.metrics();
+        metrics.contains("\nkms_coasting_since_timestamp_seconds{key=\"1\"} ")
+    };
+    assert!(gauge(&process));
     kms.set(|state| state.fails = None);
     process.decrypt(1, &sealed).await.unwrap();
-    assert!(coasting(&process).is_null());
+    assert!(coasting(&process).is_null() && !gauge(&process));
 }
 
 #[tokio::test(start_paused = true)]

@@ -337,17 +337,15 @@ impl Refusals {
         let valid = || self.0.iter().filter(|(_, until, _)| *until > now);
         let Some((_, until, error)) = valid().find(|(other, ..)| other == credential) else {
             let full = valid().count() >= MAX_REFUSED;
-            return full.then(|| {
-                Error::new(Kind::Unavailable, "too many credentials were refused to try another")
-                    .with_hint("mend those that the log names; another one is tried when the pause of one of them is over")
-            });
+            let text = "too many credentials were refused to try another";
+            let hint = "mend those that the log names, or wait for the end of a pause";
+            return full.then(|| Error::new(Kind::Unavailable, text).with_hint(hint));
         };
         let left = until.saturating_duration_since(now).as_secs() + 1;
         let hint = error.hint().map_or_else(String::new, |hint| format!("{hint}; "));
         let why = if error.is_final() { ", so that nothing is locked" } else { "" };
-        let hint =
-            format!("{hint}tried again in {left} s{why}; other credentials are tried at once");
-        Some(copy(error).with_hint(hint))
+        let when = format!("tried again in {left} s{why}; other credentials are tried at once");
+        Some(copy(error).with_hint(hint + &when))
     }
 }
 

@@ -65,8 +65,8 @@ pub(crate) async fn serve_admin_tls(
                 drop(stranger);
                 match shaken {
                     Ok((stream, caller)) if allow.admits(&caller.sans) => {
-                        if let Some(seat) = callers.enter() {
-                            serve_admin_over(stream, shared, level, seat).await;
+                        if let Some(slot) = callers.enter() {
+                            serve_admin_over(stream, shared, level, slot).await;
                         }
                     }
                     Ok(_) => tracing::warn!(%peer, "admin caller is not on the allow-list"),

@@ -140,10 +140,10 @@ impl Engine {
         // From here on nothing fails.
         let Built { keys, writer, .. } = built;
         let before = if self.started { Some(&self.config) } else { self.before.as_ref() };
-        // Only where the shim routes is the number part of key_ids.
+        // Only where the shim routes is the number part of key_ids: another mode replaces them too.
         let before = before.filter(|config| config.mode == Mode::Route);
         if let Some(before) = before.and_then(ShimConfig::writer).map(|key| key.id)
-            && before != writer.id
+            && (before != writer.id || config.mode != Mode::Route)
         {
             self.past_writers.insert(before.0);
             tracing::info!(from = %before, to = %writer.id, "writes go to another key now");

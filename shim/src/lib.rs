@@ -45,7 +45,6 @@ mod memory;
 mod metrics;
 mod page;
 mod probe;
-mod probe_proxy;
 mod router;
 mod run;
 mod state;

@@ -37,38 +37,31 @@ pub(crate) fn render(status: &ShimStatus) -> String {
 
 fn health(status: &ShimStatus) -> String {
     let writer = escape(&status.write_key);
-    let tells = if status.healthy {
-        "kube-apiserver is told that all is well"
-    } else {
-        "kube-apiserver is told of an error"
-    };
+    let tells = if status.healthy { "that all is well" } else { "of an error" };
     format!(
-        "<header id=\"health\"><h1>Sidekey shim</h1>{badge}</header><p>Writes go to key <strong id=\"writer\">{writer}</strong>; {tells}.</p>",
+        "<header id=\"health\"><h1>Sidekey shim</h1>{badge}</header><p>Writes go to key <strong id=\"writer\">{writer}</strong>; kube-apiserver is told {tells}.</p>",
         badge = badge(status.healthy, "healthy", "failing"),
     )
 }
 
 /// What needs somebody's attention.
 fn notes(status: &ShimStatus) -> String {
+    let note = |id: &str, title: &str, text: &str, error: &str| {
+        let error = escape(error);
+        format!("<section class=\"note\"{id}><h2>{title}</h2>{text}<pre>{error}</pre></section>")
+    };
     let mut notes = String::new();
     if let Some(reason) = &status.reason {
-        notes.push_str(&format!(
-            "<section class=\"note\" id=\"reason\"><h2>The write key does not work</h2><pre>{}</pre></section>",
-            escape(reason)
-        ));
+        notes += &note(" id=\"reason\"", "The write key does not work", "", reason);
     }
     if let Some(refused) = &status.config.config.refused {
-        notes.push_str(&format!(
-            "<section class=\"note\" id=\"refused\"><h2>A newer configuration is refused</h2>The last good one stays in use, and the newer one is tried again by itself. Last tried: {}.<pre>{}</pre></section>",
-            moment(&refused.at),
-            escape(&refused.error)
-        ));
+        let text = "The last good one stays in use, and the newer one is tried again by itself.";
+        let text = format!("{text} Last tried: {}.", moment(&refused.at));
+        let title = "A newer configuration is refused";
+        notes += &note(" id=\"refused\"", title, &text, &refused.error);
     }
     for warning in &status.config.config.warnings {
-        notes.push_str(&format!(
-            "<section class=\"note\"><h2>The configuration is used otherwise than it says</h2><pre>{}</pre></section>",
-            escape(warning)
-        ));
+        notes += &note("", "The configuration is used otherwise than it says", "", warning);
     }
     notes
 }
@@ -141,18 +134,8 @@ fn moment(text: &str) -> String {
 
 /// Texts come from configuration files and from plugins: none of them is markup.
 fn escape(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\'' => safe.push_str("&#39;"),
-            c => safe.push(c),
-        }
-    }
-    safe
+    let pairs = [('&', "&amp;"), ('<', "&lt;"), ('>', "&gt;"), ('"', "&quot;"), ('\'', "&#39;")];
+    pairs.iter().fold(text.to_owned(), |text, (from, to)| text.replace(*from, to))
 }
 
 #[cfg(test)]

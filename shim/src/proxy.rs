@@ -15,7 +15,7 @@ mod config;
 mod leg;
 mod metrics;
 mod plugin;
-mod probe;
+pub(crate) mod probe;
 mod server;
 mod status;
 

@@ -21,7 +21,7 @@ use crate::admin_tls::{AllowList, serve_admin_tls};
 use crate::config::{self, ShimConfig};
 use crate::engine::{Engine, Kept, Proof};
 use crate::lastgood::LastGood;
-use crate::probe_proxy::{ProbeProxy, probe_proxy};
+use crate::proxy::probe::{Probe, probe};
 
 /// At a start the configuration is given this long to prove itself before the last good one on
 /// disk is used instead.
@@ -89,8 +89,8 @@ enum Command {
         after_help = "Examples:\n  sidekey-shim probe --socket unix:///var/run/kmsplugin/kms.sock            # listens (startup probe)\n  sidekey-shim probe --socket unix:///var/run/kmsplugin/kms.sock --healthy  # Status is ok\n\nExit codes: 0 yes, 1 no."
     )]
     Probe(ProbeArgs),
-    /// Ask a socket proxy for Status, as a shim does
-    ProbeProxy(ProbeProxy),
+    /// Ask a socket proxy, as `sidekey-proxy probe` does
+    ProbeProxy(Probe),
 }
 
 /// The shim, as its flags have set it up.
@@ -131,7 +131,7 @@ pub fn run() -> ExitCode {
         Ok(CommandTree { command: Some(Command::Probe(asked)), .. }) => ask(&asked),
         Ok(CommandTree { command: Some(Command::ProbeProxy(asked)), .. }) => {
             let output = asked.output;
-            print(probe_proxy(asked), output)
+            print(probe(asked), output)
         }
         Ok(CommandTree { flags, command: None }) => {
             let given = flags.file().and_then(|file| match file {

@@ -12,6 +12,7 @@ use sidekey_core::proto::v2::StatusRequest;
 use sidekey_core::{Endpoint, client};
 use support::eventually;
 use support::plugin::{KEY_ID, Plugin};
+use support::shim::{self, document, key};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_sidekey-shim");
 
@@ -83,4 +84,28 @@ async fn a_reload_changes_the_mode_of_a_key_that_stays() {
     document["mode"] = "route".into();
     std::fs::write(&file, document.to_string()).unwrap();
     announces(&listen, &format!("sidekey/1-00000000/{KEY_ID}")).await;
+}
+
+#[tokio::test]
+async fn a_key_that_wrote_before_this_mode_never_writes_again_under_its_number() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = Plugin::start(&directory.path().join("plugin.sock")).await;
+    let routed = |revision, writer, reader| {
+        let keys = [key(writer, "write", &[&plugin]), key(reader, "read", &[&plugin])];
+        document(directory.path(), revision, &keys)
+    };
+    let mut forwarding = document(directory.path(), 2, &[key(1, "write", &[&plugin])]);
+    forwarding["mode"] = "forward".into();
+    let mut shim = shim::Shim::start(directory.path(), &routed(1, 1, 2)).await;
+    shim.is_ready().await;
+    shim.load(&forwarding).await;
+    shim.write(&routed(3, 1, 2));
+    assert!(shim.refuses().await.contains("key 1 has been the write key before"));
+    shim.load(&routed(4, 2, 1)).await;
+    shim.write(&routed(5, 1, 2));
+    assert!(shim.refuses().await.contains("key 1 has been the write key before"));
+    // Neither does a restart forget it.
+    shim.restart(&routed(6, 1, 2)).await;
+    assert!(shim.refuses().await.contains("key 1 has been the write key before"));
+    assert_eq!(shim.is_ready().await, format!("sidekey/2-00000000/{KEY_ID}"));
 }

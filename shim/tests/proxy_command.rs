@@ -159,6 +159,22 @@ fn bad_usage_is_64_and_help_has_examples() {
         &["--config", "/missing/proxy.yaml"],
         &["--config", "x", "--listen-addr=127.0.0.1:1", "--socket-path=/s"],
         &["probe"],
+        &["probe", "--endpoint", "http://x", "--ca", "a", "--cert", "b", "--key", "c"],
+        &["probe", "--endpoint", "https://x", "--ca", "a", "--cert", "b"],
+        &["probe", "--config", "x", "--ca", "a"],
+        &[
+            "probe",
+            "--config",
+            "x",
+            "--endpoint",
+            "https://x",
+            "--ca",
+            "a",
+            "--cert",
+            "b",
+            "--key",
+            "c",
+        ],
         &["--colour"],
     ] {
         let result = output(arguments);
@@ -172,8 +188,10 @@ fn bad_usage_is_64_and_help_has_examples() {
         assert!(help.contains("Example") && help.contains("--config"), "{help}");
     }
     let plain = ["probe-proxy", "--endpoint", "http://x", "--ca", "a", "--cert", "b", "--key", "c"];
-    let result = Command::new(SHIM_BINARY).args(plain).output().unwrap();
-    assert_eq!(result.status.code(), Some(64), "{}", text(&result.stderr));
+    for arguments in [&plain[..], &["probe-proxy"]] {
+        let result = Command::new(SHIM_BINARY).args(arguments).output().unwrap();
+        assert_eq!(result.status.code(), Some(64), "{}", text(&result.stderr));
+    }
     assert!(text(&output(&["--version"]).stdout).starts_with("sidekey-proxy 0."));
 }
 
@@ -306,7 +324,12 @@ async fn probes_tell_listening_from_healthy_and_ask_as_a_client() {
         (result.status.code().unwrap(), answer)
     };
     let probe = async |more: &[&str]| run(BINARY, "probe", more).await;
-    let probe_proxy = async |more: &[&str]| run(SHIM_BINARY, "probe-proxy", more).await;
+    // Two commands, one answer.
+    let ask_as_client = async |more: &[&str]| {
+        let answer = probe(more).await;
+        assert_eq!(run(SHIM_BINARY, "probe-proxy", more).await, answer);
+        answer
+    };
     assert_eq!(probe(&["--config", &asked]).await, (0, json!({"listens": true})));
     let healthy = ["--config", asked.as_str(), "--healthy"];
     eventually("healthy", async || (probe(&healthy).await.0 == 0).then_some(())).await;
@@ -316,10 +339,10 @@ async fn probes_tell_listening_from_healthy_and_ask_as_a_client() {
     let [ca, cert, key] = [&files.ca, &files.cert, &files.key].map(|path| path.to_str().unwrap());
     let url = format!("https://127.0.0.1:{}", address.port());
     let as_client = ["--endpoint", &url, "--ca", ca, "--cert", cert, "--key", key];
-    let (code, answer) = probe_proxy(&as_client).await;
+    let (code, answer) = ask_as_client(&as_client).await;
     assert_eq!((code, &answer["healthy"]), (0, &json!(true)), "{answer}");
     let named = [&as_client[..], &["--server-name", "other.example"]].concat();
-    let (code, answer) = probe_proxy(&named).await;
+    let (code, answer) = ask_as_client(&named).await;
     assert_eq!((code, &answer["kind"]), (1, &json!("denied")), "{answer}");
 
     plugin.kill().await;
@@ -330,7 +353,7 @@ async fn probes_tell_listening_from_healthy_and_ask_as_a_client() {
     assert_eq!(get(admin, "/healthz").await.0, 503);
     process.signal(Signal::TERM);
     assert!(process.ended().await.success());
-    let (code, answer) = probe_proxy(&as_client).await;
+    let (code, answer) = ask_as_client(&as_client).await;
     assert_eq!((code, &answer["kind"]), (1, &json!("unavailable")), "{answer}");
 }
 

@@ -32,6 +32,7 @@ use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::config_bag::ConfigBag;
 use sidekey_core::tls::Unusable;
 use sidekey_core::{Digest, Error, Files, Kind};
+use sidekey_rest::lease::{Held, Source};
 use sidekey_rest::{Http, Learner, Lease, Limits, Proxy, SdkTransport, Shared, Trust};
 use tokio::time::{Instant, timeout_at};
 
@@ -42,8 +43,6 @@ use crate::dropin::environment::Environment;
 use crate::dropin::retries::Budget;
 use crate::sources::{self, Chain};
 
-/// A try gets this part of the time that is left, so that there is some for another one.
-const SHARE: f32 = 0.6;
 /// More than KMS ever answers.
 const MAX_ANSWER: usize = 256 * 1024;
 /// Between two logins that a refusal by KMS asks for.
@@ -173,11 +172,9 @@ impl Client {
         deadline: Instant,
     ) -> Result<EncryptOutput, Failure> {
         let deed = Deed { action: "kms:Encrypt", object, deadline };
-        let send = || {
-            let call = self.kms.encrypt().key_id(object).plaintext(Blob::new(plaintext));
-            call.set_encryption_context(self.context.clone()).send()
-        };
-        let answer = self.looked_at(deed, self.run(deed, send).await).await?;
+        let call = self.kms.encrypt().key_id(object).plaintext(Blob::new(plaintext));
+        let sending = call.set_encryption_context(self.context.clone()).send();
+        let answer = self.looked_at(deed, self.attempt(deed, sending).await).await?;
         let blob = answer.ciphertext_blob.as_ref();
         if blob.is_none_or(|blob| blob.as_ref().is_empty()) {
             return Err(deed.unreadable());
@@ -194,20 +191,17 @@ impl Client {
     ) -> Result<DecryptOutput, Failure> {
         let object = key.unwrap_or("the key that the data names");
         let deed = Deed { action: "kms:Decrypt", object, deadline };
-        let send = || {
-            let call = self.kms.decrypt().ciphertext_blob(Blob::new(blob));
-            let call = call.set_encryption_context(self.context.clone());
-            call.set_key_id(key.map(str::to_owned)).send()
-        };
-        let answer = self.looked_at(deed, self.run(deed, send).await).await?;
+        let call = self.kms.decrypt().ciphertext_blob(Blob::new(blob));
+        let call = call.set_encryption_context(self.context.clone());
+        let sending = call.set_key_id(key.map(str::to_owned)).send();
+        let answer = self.looked_at(deed, self.attempt(deed, sending).await).await?;
         if answer.plaintext.is_none() {
             return Err(deed.unreadable());
         }
         Ok(answer)
     }
 
-    /// Makes a call with credentials that are good, and again with new ones if AWS says that
-    /// they are not, or at another time if it says that ours is wrong.
+    /// Makes a call that core does not repeat, and once more if what stood in its way was mended.
     pub(crate) async fn run<T, E, F>(
         &self,
         deed: Deed<'_>,
@@ -217,35 +211,50 @@ impl Client {
         F: Future<Output = Result<T, SdkError<E, HttpResponse>>>,
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
+        match self.attempt(deed, send()).await {
+            Err(failure) if failure.error.is_mended() => self.attempt(deed, send()).await,
+            done => done,
+        }
+    }
+
+    /// Makes a call with credentials that are good. If AWS says that they are not, or that our time
+    /// is wrong, and there are better ones now, the error says so.
+    async fn attempt<T, E>(
+        &self,
+        deed: Deed<'_>,
+        sending: impl Future<Output = Result<T, SdkError<E, HttpResponse>>>,
+    ) -> Result<T, Failure>
+    where
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+    {
         let account = &self.account;
-        let now = Instant::now();
-        let left = deed.deadline.saturating_duration_since(now);
-        let limit = now + account.attempt.unwrap_or_else(|| left.mul_f32(SHARE));
+        let own = account.attempt.and_then(|attempt| Instant::now().checked_add(attempt));
+        let limit = own.map_or(deed.deadline, |own| own.min(deed.deadline));
         let work = async {
             let used = account.lease.get(limit).await?;
-            let first =
-                self.learner.call(&send, |error| codes::is_one(code(error), codes::CLOCK)).await;
-            if !first.as_ref().is_err_and(|error| codes::is_one(code(error), codes::CREDENTIALS)) {
-                return Ok(first);
-            }
-            let held = account.lease.held();
-            if held.is_some_and(|held| Arc::ptr_eq(&held, &used)) && !account.may_replace() {
-                return Ok(first);
-            }
-            account.lease.discard(&used);
-            account.lease.get(limit).await?;
-            Ok(send().await)
+            let of_clock = |error: &_| codes::is_one(code(error), codes::CLOCK);
+            let (result, learned) = self.learner.attempt(sending, of_clock).await;
+            let dead = |error: &_| codes::is_one(code(error), codes::CREDENTIALS);
+            let mended = match result.as_ref().is_err_and(dead) {
+                true => account.replace(&used, limit).await?,
+                false => learned,
+            };
+            Ok((result, mended))
         };
         let late = |_| Err(codes::slow(deed.action, deed.object));
         let failure = match timeout_at(limit, work).await.unwrap_or_else(late) {
-            Ok(Ok(answer)) => {
+            Ok((Ok(answer), _)) => {
                 account.budget.iter().for_each(Budget::succeeded);
                 return Ok(answer);
             }
-            Ok(Err(error)) => Failure {
-                code: code(&error).map(str::to_owned),
-                error: codes::explain(deed.action, deed.object, &error),
-            },
+            Ok((Err(error), mended)) => {
+                let code = code(&error).map(str::to_owned);
+                let error = codes::explain(deed.action, deed.object, &error);
+                if mended {
+                    return Err(Failure { code, error: error.mended() });
+                }
+                Failure { code, error }
+            }
             Err(error) => Failure { error, code: None },
         };
         Err(match &account.budget {
@@ -276,6 +285,20 @@ impl Account {
             region,
             replaced: Mutex::default(),
         })
+    }
+
+    /// Has credentials that KMS refuses replaced; whether there are others now.
+    async fn replace(
+        &self,
+        used: &Arc<Held<<Chain as Source>::Item>>,
+        limit: Instant,
+    ) -> Result<bool, Error> {
+        let held = self.lease.held();
+        if held.is_some_and(|held| Arc::ptr_eq(&held, used)) && !self.may_replace() {
+            return Ok(false);
+        }
+        self.lease.discard(used);
+        self.lease.get(limit).await.map(|_| true)
     }
 
     /// What is refused with fresh credentials is refused for another reason.

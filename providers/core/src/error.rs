@@ -6,7 +6,7 @@ use std::fmt;
 ///
 /// The kind alone decides the gRPC code, whether a retry can help, whether the
 /// key's health suffers and how the failure is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// The request breaks the protocol: the caller's fault.
     Invalid,
@@ -25,6 +25,7 @@ pub enum Kind {
     /// What was to be decrypted has been altered, or belongs to something else.
     Corrupt,
     /// Something that cannot happen did: a defect of ours or of the KMS.
+    #[default]
     Bug,
 }
 
@@ -70,7 +71,7 @@ impl fmt::Display for Kind {
 ///
 /// The text must never hold plaintext, ciphertext, tokens or other secrets: it
 /// goes to logs, to `/status` and to kube-apiserver.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Default, thiserror::Error)]
 #[error("{what}")]
 pub struct Error {
     kind: Kind,
@@ -79,6 +80,7 @@ pub struct Error {
     needs_reload: bool,
     is_final: bool,
     is_lasting: bool,
+    is_mended: bool,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -86,15 +88,7 @@ pub struct Error {
 impl Error {
     /// A failure of `kind`; `what` is lower-case and one line.
     pub fn new(kind: Kind, what: impl Into<String>) -> Self {
-        Self {
-            kind,
-            what: what.into(),
-            hint: None,
-            needs_reload: false,
-            is_final: false,
-            is_lasting: false,
-            source: None,
-        }
+        Self { kind, what: what.into(), ..Self::default() }
     }
 
     /// Adds what the operator should do.
@@ -136,6 +130,14 @@ impl Error {
         self
     }
 
+    /// Says that its cause has been mended meanwhile (a new login was made, say): the runtime
+    /// repeats the call at once, as the next of its attempts.
+    #[must_use]
+    pub fn mended(mut self) -> Self {
+        self.is_mended = true;
+        self
+    }
+
     /// What decides everything else.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -159,6 +161,11 @@ impl Error {
     /// Whether waiting does not mend it, whatever its kind.
     pub fn is_lasting(&self) -> bool {
         self.is_lasting
+    }
+
+    /// Whether its cause has been mended meanwhile.
+    pub fn is_mended(&self) -> bool {
+        self.is_mended
     }
 
     /// The whole chain on one line, with the hint: for logs and status texts.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwapOption;
-pub(crate) use ask::KeeperRequest;
+pub(crate) use ask::TaskRequest;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
@@ -30,7 +30,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::config::{KeyNumber, ProbeOptions};
 use crate::key::canary::Canary;
 use crate::key::health::{Health, Trouble};
-use crate::key::proof::{counted, encrypt_verified, timed_out, within};
+use crate::key::proof::{counted, encrypt_verified, timed_out};
 use crate::key::retry::{ATTEMPTS, RetryBudget, Run};
 use crate::kms::single_flight::SingleFlight;
 use crate::kms::{Kms, RequestError, StatusReport};
@@ -62,7 +62,7 @@ pub(crate) struct Key {
     retries: RetryBudget,
     /// Why changed files or settings are not in use, if they are not.
     refusal: Mutex<Option<Trouble>>,
-    requests: mpsc::Sender<KeeperRequest>,
+    requests: mpsc::Sender<TaskRequest>,
 }
 
 /// The client in use and what it has proven: one pointer, so that they change together.
@@ -90,7 +90,7 @@ impl Key {
         endpoint: Endpoint,
         options: ProbeOptions,
         metrics: KeyMetrics,
-        requests: mpsc::Sender<KeeperRequest>,
+        requests: mpsc::Sender<TaskRequest>,
     ) -> Self {
         Self {
             id,
@@ -142,15 +142,13 @@ impl Key {
             let (key, active) = (self.clone(), active.clone());
             let (uid, deadline) = (call.uid.to_owned(), call.deadline);
             async move {
-                let call = Call { uid: &uid, deadline };
-                let attempt = || {
+                let attempt = async |deadline| {
+                    let call = Call { uid: &uid, deadline };
                     let decrypting = active.backend.decrypt(&sealed, &call);
-                    counted(Some(&key.metrics.requests), BackendCall::Decrypt, decrypting)
+                    counted(Some(&key.metrics.requests), BackendCall::Decrypt, decrypting).await
                 };
-                let work = key.retries.run(deadline, attempts, attempt);
-                let late = |_| Run { result: Err(timed_out()), attempts: 1, out_of_time: true };
                 let Run { result, attempts, out_of_time } =
-                    timeout_at(deadline, work).await.unwrap_or_else(late);
+                    key.retries.run(deadline, attempts, attempt).await;
                 if let Ok(plaintext) = &result {
                     key.decrypted(&active, &sealed, plaintext);
                 }
@@ -235,20 +233,23 @@ impl Key {
         self.refusal.lock().clone()
     }
 
-    /// The client that has proven to encrypt, and the version that is announced for it.
-    async fn encrypting(&self, deadline: Instant) -> Result<(Arc<Active>, KeyId), Error> {
-        let mut active = self.connected(deadline).await?;
+    /// The client that has proven to encrypt, the version that is announced for it, and the
+    /// attempts that are left: a proof that this request waited for took the others.
+    async fn encrypting(&self, deadline: Instant) -> Result<(Arc<Active>, KeyId, u32), Error> {
+        let (mut active, mut left) = (self.connected(deadline).await?, ATTEMPTS);
         if !active.encrypts {
-            let asking = self.retries.run(deadline, ATTEMPTS, || self.prove_encrypt(deadline));
-            let proven = asking.await.result;
+            let asking =
+                self.retries.run(deadline, ATTEMPTS - 1, |limit| self.prove_encrypt(limit));
+            let proven = asking.await;
             // Its own probe may have been quicker.
             active = match self.active().filter(|active| active.encrypts) {
                 Some(active) => active,
-                None => return Err(proven.err().unwrap_or_else(timed_out)),
+                None => return Err(proven.result.err().unwrap_or_else(timed_out)),
             };
+            left -= proven.attempts;
         }
         match active.key_id.clone() {
-            Some(key_id) => Ok((active, key_id)),
+            Some(key_id) => Ok((active, key_id, left)),
             None => Err(Error::new(Kind::Bug, format!("key {} has no key_id", self.id))),
         }
     }
@@ -327,7 +328,7 @@ impl Kms for Arc<Key> {
 
     /// Encrypts under the announced key_id, and answers only what has been decrypted again.
     async fn encrypt(&self, plaintext: Secret, call: &Call<'_>) -> Result<Sealed, RequestError> {
-        let (active, announced) = self.encrypting(call.deadline).await?;
+        let (active, announced, attempts) = self.encrypting(call.deadline).await?;
         // Another KEK in the place of ours encrypts just as well.
         if let Err(trouble) = self.health.verdict()
             && trouble.kind == Kind::KeyState
@@ -335,13 +336,13 @@ impl Kms for Arc<Key> {
             return Err(Error::new(trouble.kind, trouble.text).into());
         }
         let backend = &active.backend;
-        let attempt = || {
-            let encrypting = backend.encrypt(&announced, plaintext.expose(), call);
+        let attempt = async |deadline| {
+            let call = Call { deadline, ..*call };
+            let encrypting = backend.encrypt(&announced, plaintext.expose(), &call);
             let metrics = Some(&self.metrics.requests);
-            encrypt_verified(&**backend, encrypting, &plaintext, call, metrics)
+            encrypt_verified(&**backend, encrypting, &plaintext, &call, metrics).await
         };
-        let work = async { self.retries.run(call.deadline, ATTEMPTS, attempt).await.result };
-        let sealed = within(call.deadline, work).await;
+        let sealed = self.retries.run(call.deadline, attempts, attempt).await.result;
         let sealed = sealed.inspect_err(|error| self.suspect(error, true))?;
         if sealed.key_id != announced {
             return Err(self.moved().into());

@@ -97,7 +97,7 @@ pub use kms::key_id::{
     KeyId, MAX_KEY_ID, NO_FINGERPRINT, ShimPrefix, fingerprint, hex, is_fingerprint, sha256,
     split_shim_prefix,
 };
-pub use kms::limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, MAX_PLAINTEXT, check_sealed};
+pub use kms::limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, check_sealed};
 pub use kms::single_flight::{Joined, SingleFlight};
 pub use kms::stream::QuietStream;
 pub use kms::{client, server};
@@ -106,14 +106,14 @@ pub use process::command::{
     Answer, CommandLine, EXIT_USAGE, NoCommand, Output, ProbeArgs, ProcessFlags, Rotate,
     RotateArgs, RotateCommand, answer, ask, complain, print, report, rotate, say, usage,
 };
-pub use process::shutdown::{Ending, Farewell};
+pub use process::shutdown::Ending;
 pub use process::status::time;
 pub use process::{app, telemetry};
 pub use provider::run::run;
 pub use provider::{Call, Deletion, Provider, Sealed};
 pub use secret::Secret;
 pub use sidekey_proto as proto;
-pub use socket::connections::{Connections, Seat};
+pub use socket::connections::{Connections, Slot};
 pub use socket::endpoint::{Endpoint, EndpointError};
 pub use socket::{Listener, Peer, SocketOptions};
 pub use tls::certificate;

@@ -21,7 +21,7 @@ use crate::process::admin::{Admin, Reach, Source};
 use crate::process::command::{EXIT_USAGE, complain};
 use crate::process::telemetry::LevelHandle;
 use crate::socket::SocketOptions;
-use crate::{Connections, Endpoint, Error, Kind, Seat};
+use crate::{Connections, Endpoint, Error, Kind, Slot};
 
 /// Where the admin endpoints are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -157,11 +157,11 @@ pub(crate) async fn start_health(
 
 /// Serves the admin endpoints that can be read on one connection of a caller who has shown a
 /// certificate.
-pub async fn serve_admin_over<T>(stream: T, source: Arc<dyn Source>, level: LevelHandle, seat: Seat)
+pub async fn serve_admin_over<T>(stream: T, source: Arc<dyn Source>, level: LevelHandle, slot: Slot)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    serve_http1(stream, Arc::new(Admin::new(source, level, Reach::Certificate)), seat).await;
+    serve_http1(stream, Arc::new(Admin::new(source, level, Reach::Certificate)), slot).await;
 }
 
 /// Listens on `address`, which people know as `what`.

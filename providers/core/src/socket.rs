@@ -26,7 +26,7 @@ mod place;
 #[cfg(test)]
 mod tests;
 
-use place::Placed;
+use place::BoundSocket;
 
 /// The first and the longest pause when the system has no resources to accept.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -97,7 +97,7 @@ impl Listener {
     ) -> Result<(Self, Option<String>), Error> {
         let (listener, file, warning) = match endpoint {
             Endpoint::Path(path) => {
-                let Placed { listener, dev, ino, warning } =
+                let BoundSocket { listener, dev, ino, warning } =
                     place::bind(endpoint, path, options).await?;
                 (listener, Some(SocketFile { path: path.clone(), dev, ino }), warning)
             }

@@ -44,16 +44,28 @@ impl Learner {
         send: impl Fn() -> F,
         may_be_time: impl Fn(&E) -> bool,
     ) -> Result<T, E> {
+        match self.attempt(send(), may_be_time).await {
+            (_, true) => send().await,
+            (first, false) => first,
+        }
+    }
+
+    /// Makes a call of the client. Says whether it failed for what may be the time, and the client
+    /// has just learned another one: then it is worth repeating at once.
+    pub async fn attempt<T, E>(
+        &self,
+        sending: impl Future<Output = Result<T, E>>,
+        may_be_time: impl Fn(&E) -> bool,
+    ) -> (Result<T, E>, bool) {
         let known = [self.clock.skew(), self.learned.load(Ordering::Relaxed)];
-        let first = send().await;
-        if !first.as_ref().is_err_and(may_be_time) {
-            return first;
+        let result = sending.await;
+        if !result.as_ref().is_err_and(may_be_time) {
+            return (result, false);
         }
         let now = self.clock.skew();
         self.learned.store(now, Ordering::Relaxed);
         // Others may have learned while this call was under way: then it was sent too early.
-        let is_news = known.iter().any(|known| (now - known).abs() > TOLERANCE);
-        if is_news { send().await } else { first }
+        (result, known.iter().any(|known| (now - known).abs() > TOLERANCE))
     }
 }
 

@@ -40,11 +40,14 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 const PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 /// Between two attempts to renew.
 const RENEW: Duration = Duration::from_secs(10);
-/// More than the credentials of a process.
-const MAX_REFUSED: usize = 64;
+/// More than the credentials of a process. None of them is forgotten before its time: while there
+/// are so many, no other one is tried.
+const MAX_REFUSED: usize = 1024;
+
+static REFUSED: Mutex<Refusals> = Mutex::new(Refusals(Vec::new()));
 
 /// What was refused, by whose credential, and until when that holds.
-static REFUSED: Mutex<Vec<([u8; 32], Instant, Error)>> = Mutex::new(Vec::new());
+struct Refusals(Vec<([u8; 32], Instant, Error)>);
 
 /// Where items come from.
 pub trait Source: Send + Sync + 'static {
@@ -234,7 +237,7 @@ impl<S: Source> Inner<S> {
             }
         };
         *self.state() = State { backoff: PAUSES, failure: None };
-        refusals().retain(|(credential, ..)| *credential != self.credential);
+        refusals().forget(&self.credential);
         let old = self.held();
         let held = self.keep(Held::new(grant, None));
         if let Some(old) = old {
@@ -265,15 +268,8 @@ impl<S: Source> Inner<S> {
 
     fn failed(&self, error: &Error) {
         if error.kind() == Kind::Denied {
-            let mut list = refusals();
-            list.retain(|(credential, until, _)| {
-                *credential != self.credential && *until > Instant::now()
-            });
-            if list.len() >= MAX_REFUSED {
-                list.remove(0);
-            }
             let pause = if error.is_final() { LOCKOUT } else { self.pause };
-            list.push((self.credential, Instant::now() + pause, copy(error)));
+            refusals().keep(self.credential, pause, error);
         }
         let mut state = self.state();
         let until = Instant::now() + state.backoff.delay();
@@ -282,17 +278,10 @@ impl<S: Source> Inner<S> {
 
     /// Why the source is not asked now.
     fn paused(&self) -> Option<Error> {
-        let now = Instant::now();
-        let refused = refusals();
-        let refused = refused.iter().find(|(credential, ..)| *credential == self.credential);
-        if let Some((_, until, error)) = refused.filter(|(_, until, _)| *until > now) {
-            let left = until.saturating_duration_since(now).as_secs() + 1;
-            let hint = error.hint().map_or_else(String::new, |hint| format!("{hint}; "));
-            let why = if error.is_final() { ", so that nothing is locked" } else { "" };
-            let hint =
-                format!("{hint}tried again in {left} s{why}; other credentials are tried at once");
-            return Some(copy(error).with_hint(hint));
+        if let Some(error) = refusals().of(&self.credential) {
+            return Some(error);
         }
+        let now = Instant::now();
         let state = self.state();
         let failure = state.failure.as_ref().filter(|(until, _)| *until > now);
         failure.map(|(_, error)| copy(error))
@@ -327,6 +316,36 @@ impl<S: Source> Inner<S> {
             }
         }
         self.ask().await.map(drop)
+    }
+}
+
+impl Refusals {
+    fn keep(&mut self, credential: [u8; 32], pause: Duration, error: &Error) {
+        self.forget(&credential);
+        self.0.push((credential, Instant::now() + pause, copy(error)));
+    }
+
+    /// It was taken, or is refused anew; those whose time is over go too.
+    fn forget(&mut self, credential: &[u8; 32]) {
+        let now = Instant::now();
+        self.0.retain(|(other, until, _)| other != credential && *until > now);
+    }
+
+    /// Why a credential is not sent now.
+    fn of(&self, credential: &[u8; 32]) -> Option<Error> {
+        let now = Instant::now();
+        let valid = || self.0.iter().filter(|(_, until, _)| *until > now);
+        let Some((_, until, error)) = valid().find(|(other, ..)| other == credential) else {
+            let full = valid().count() >= MAX_REFUSED;
+            let text = "too many credentials were refused to try another";
+            let hint = "mend those that the log names, or wait for the end of a pause";
+            return full.then(|| Error::new(Kind::Unavailable, text).with_hint(hint));
+        };
+        let left = until.saturating_duration_since(now).as_secs() + 1;
+        let hint = error.hint().map_or_else(String::new, |hint| format!("{hint}; "));
+        let why = if error.is_final() { ", so that nothing is locked" } else { "" };
+        let when = format!("tried again in {left} s{why}; other credentials are tried at once");
+        Some(copy(error).with_hint(hint + &when))
     }
 }
 
@@ -411,7 +430,7 @@ impl<S: Source> fmt::Debug for Lease<S> {
     }
 }
 
-fn refusals() -> MutexGuard<'static, Vec<([u8; 32], Instant, Error)>> {
+fn refusals() -> MutexGuard<'static, Refusals> {
     REFUSED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

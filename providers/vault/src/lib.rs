@@ -189,7 +189,7 @@ impl Provider for Vault {
 
     async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
         let (bound, version) = self.bound(sealed, call.deadline).await?;
-        let answer = self.session.ask(self.transit.decrypt(&bound), call.deadline).await?;
+        let answer = self.session.attempt(self.transit.decrypt(&bound), call.deadline).await?;
         if !answer.status.is_success() {
             return Err(self.why_not_decrypted(&answer, version, call.deadline).await);
         }
@@ -207,7 +207,7 @@ impl Provider for Vault {
             return Ok((plaintext, sealed.key_id.clone()));
         };
         let request = self.transit.decrypt_both(&bound, &witness.bound());
-        let answer = self.session.ask(request, call.deadline).await?;
+        let answer = self.session.attempt(request, call.deadline).await?;
         // A batch of which a part failed is answered with 400 and with what did not.
         let both = match answer.status.as_u16() {
             200 | 400 => self.transit.decrypted_both(&answer).ok(),
@@ -267,7 +267,7 @@ impl Vault {
         };
         let (bound, pinned) = (self.binds.then_some(key_id), pinned.then_some(version));
         let request = self.transit.encrypt(bound, pinned, plaintext);
-        let answer = self.session.ask(request, call.deadline).await?;
+        let answer = self.session.attempt(request, call.deadline).await?;
         if !answer.status.is_success() {
             return Err(self.why_not_encrypted(&answer, version, call.deadline).await);
         }

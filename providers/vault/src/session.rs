@@ -146,53 +146,58 @@ impl Session {
         self.lease.close().await;
     }
 
-    /// Asks with our token. If it is refused, it is replaced and the question is asked once more.
+    /// Asks what core does not repeat: once more if our token was refused and has been replaced.
     pub(crate) async fn ask(&self, request: Request, deadline: Instant) -> Result<Answer, Error> {
+        match self.attempt(request.clone(), deadline).await {
+            Err(error) if error.is_mended() => self.attempt(request, deadline).await,
+            done => done,
+        }
+    }
+
+    /// Asks with our token. If it is refused, it is replaced, and the error says so.
+    pub(crate) async fn attempt(
+        &self,
+        request: Request,
+        deadline: Instant,
+    ) -> Result<Answer, Error> {
         let Login { servers, auth, .. } = self.lease.source();
         if matches!(auth.by, By::Agent) {
             return servers.ask(request, deadline).await;
         }
         let token = self.lease.get(deadline).await?;
-        let answer = servers.ask(signed(request.clone(), &token), deadline).await?;
-        if answer.status != StatusCode::FORBIDDEN {
-            return Ok(answer);
+        let answer = servers.ask(signed(request, &token), deadline).await?;
+        if answer.status == StatusCode::FORBIDDEN && self.replace(&token, deadline).await? {
+            let text = "Vault refused the token, and there is another one now";
+            return Err(Error::new(Kind::Unavailable, text).mended());
         }
-        match self.replaced(&token, deadline).await? {
-            Some(token) => servers.ask(signed(request, &token), deadline).await,
-            None => Ok(answer),
-        }
+        Ok(answer)
     }
 
-    /// A better token than the one that was refused, if there can be one: the refusal may be for
-    /// a reason that no login mends, so it is not tried again and again.
-    async fn replaced(
-        &self,
-        refused: &Arc<Held<Token>>,
-        deadline: Instant,
-    ) -> Result<Option<Arc<Held<Token>>>, Error> {
+    /// Whether there is a better token than the one that was refused: the refusal may be for a
+    /// reason that no login mends, so it is not tried again and again.
+    async fn replace(&self, refused: &Arc<Held<Token>>, deadline: Instant) -> Result<bool, Error> {
         let login = self.lease.source();
         if matches!(login.auth.by, By::Token(_)) {
-            return Ok(None);
+            return Ok(false);
         }
         let _one = self.replacing.lock().await;
-        let current = self.lease.held().filter(|held| !Arc::ptr_eq(held, refused));
-        if current.is_some() {
-            return Ok(current);
+        if self.lease.held().is_some_and(|held| !Arc::ptr_eq(&held, refused)) {
+            return Ok(true);
         }
         let young = refused.since.elapsed() < YOUNG;
         if young && (self.blind.load(Ordering::Relaxed) || login.knows(refused, deadline).await?) {
-            return Ok(None);
+            return Ok(false);
         }
         tracing::info!(method = login.auth.name, "Vault refuses the token: logging in again");
         let token = match self.lease.replace(refused, deadline).await {
             // The token is good, and what it is refused is no matter of a login.
-            Err(_) if login.knows(refused, deadline).await.unwrap_or(false) => return Ok(None),
+            Err(_) if login.knows(refused, deadline).await.unwrap_or(false) => return Ok(false),
             replaced => replaced?,
         };
         // A policy that does not let a token look at itself would have every one look unknown.
         let known = login.knows(&token, deadline).await.unwrap_or(true);
         self.blind.store(!known, Ordering::Relaxed);
-        Ok(Some(token))
+        Ok(true)
     }
 }
 

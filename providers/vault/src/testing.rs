@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sidekey_core::config::Problems;
-use sidekey_core::{Call, Error, Files, Provider};
+use sidekey_core::{Call, Error, Files, KeyId, Provider, Sealed};
 use sidekey_rest::testing::{self, Fake};
 use tokio::time::Instant;
 
@@ -178,4 +178,15 @@ pub(crate) async fn connect(config: &Config) -> Result<Vault, Error> {
 /// A call with time enough.
 pub(crate) fn call() -> Call<'static> {
     Call { uid: "test", deadline: Instant::now() + Duration::from_secs(20) }
+}
+
+/// Encrypts in attempts, as core makes them where something was mended.
+pub(crate) async fn encrypt(vault: &Vault, key_id: &KeyId) -> Result<Sealed, Error> {
+    for _ in 1..3 {
+        match vault.encrypt(key_id, b"plain", &call()).await {
+            Err(error) if error.is_mended() => {}
+            done => return done,
+        }
+    }
+    vault.encrypt(key_id, b"plain", &call()).await
 }

@@ -70,7 +70,7 @@ enum ProxyCommand {
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
-    /// Ask a running proxy, for exec probes in images without a shell
+    /// Ask a running proxy, for exec probes in images without a shell, or as a client would
     Probe(Probe),
 }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sidekey_core::Seat;
+use sidekey_core::Slot;
 use sidekey_core::kms::KmsService;
 use sidekey_core::proto::v2::key_management_service_server::KeyManagementServiceServer;
 use sidekey_core::server::{Stop, accept, serve_kms_over, settle, stopper};
@@ -19,14 +19,14 @@ use crate::tls::{Identity, Protocol, TlsPeer};
 /// A trusted client that is not on the list gets this long to learn so.
 const STRANGER: Duration = Duration::from_secs(5);
 /// Open requests of a client that is no longer trusted.
-const FAREWELL: Duration = Duration::from_secs(10);
+const CLOSE_TIME: Duration = Duration::from_secs(10);
 
 /// Serves until told to stop, then lets open requests end.
 pub(super) async fn serve(mut listener: TcpListener, shared: Arc<Shared>, mut stop: Stop) {
     let order = stop.clone();
     let serving = accept(&mut listener, &mut stop, |tcp, from| {
-        let visit = Visit { shared: shared.clone(), from, stop: order.clone() };
-        visit.run(tcp, shared.strangers.enter())
+        let connection = ClientConnection { shared: shared.clone(), from, stop: order.clone() };
+        connection.run(tcp, shared.strangers.enter())
     });
     let open = serving.await;
     drop(listener);
@@ -34,16 +34,16 @@ pub(super) async fn serve(mut listener: TcpListener, shared: Arc<Shared>, mut st
 }
 
 /// One connection.
-struct Visit {
+struct ClientConnection {
     shared: Arc<Shared>,
     from: SocketAddr,
     stop: Stop,
 }
 
-impl Visit {
+impl ClientConnection {
     /// Whoever has not shown who it is has a place among strangers, which the oldest of them
     /// leaves for the newest: who means well is through its handshake in milliseconds.
-    async fn run(mut self, tcp: TcpStream, stranger: Option<Seat>) {
+    async fn run(mut self, tcp: TcpStream, stranger: Option<Slot>) {
         let Some(stranger) = stranger else { return };
         let Some(identity) = self.shared.identity.clone() else {
             // Without it small answers would wait for more.
@@ -59,8 +59,8 @@ impl Visit {
         match shaken {
             Ok((stream, peer)) if self.shared.clients.load().know(&peer.sans) => {
                 drop(stranger);
-                let seat = self.shared.connections().enter();
-                self.host(stream, seat, Some((identity, peer))).await;
+                let slot = self.shared.connections().enter();
+                self.host(stream, slot, Some((identity, peer))).await;
             }
             Ok((stream, peer)) => {
                 let names = peer.sans.clone();
@@ -76,11 +76,11 @@ impl Visit {
     }
 
     /// Serves a client that has shown who it is.
-    async fn host<T>(&self, stream: T, seat: Option<Seat>, trust: Option<(Arc<Identity>, TlsPeer)>)
+    async fn host<T>(&self, stream: T, slot: Option<Slot>, trust: Option<(Arc<Identity>, TlsPeer)>)
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Some(seat) = seat else {
+        let Some(slot) = slot else {
             return self.reject(Rejection::TooMany, "too many open connections");
         };
         let names = trust.as_ref().map(|(_, peer)| peer.sans.clone());
@@ -89,7 +89,7 @@ impl Visit {
         let server = KeyManagementServiceServer::from_arc(service.clone());
         let refuse = move |operation| service.refuse(operation);
         let (stopper, stopped) = stopper();
-        let mut serving = std::pin::pin!(serve_kms_over(stream, server, refuse, seat, stopped));
+        let mut serving = std::pin::pin!(serve_kms_over(stream, server, refuse, slot, stopped));
         let mut stop = self.stop.clone();
         let distrusted = async {
             match &trust {
@@ -108,7 +108,7 @@ impl Visit {
                 tracing::info!(from = %self.from, client = ?names,
                     "connection closed: the client's certificate is no longer accepted");
                 stopper.stop();
-                let _ = tokio::time::timeout(FAREWELL, serving).await;
+                let _ = tokio::time::timeout(CLOSE_TIME, serving).await;
             }
         }
     }

@@ -7,16 +7,18 @@ use sidekey_rest::testing::{Fake as Server, Reply};
 use super::*;
 
 #[tokio::test]
-async fn refused_credentials_are_fetched_anew_once() {
+async fn refused_credentials_are_fetched_anew_once_and_each_attempt_is_one_call() {
     let fake = Fake::start().await;
     let key = fake.key(A).await;
     let sealed = wrap(&key, b"seed").await;
     fake.state().refuse.insert("Decrypt".into(), "ExpiredTokenException");
     let asked = fake.count("Decrypt");
-    let error = key.decrypt(&sealed, &call()).await.unwrap_err();
-    assert_eq!(error.kind(), Kind::Denied);
-    assert!(error.needs_reload());
-    assert_eq!(fake.count("Decrypt"), asked + 2);
+    for (attempt, mended) in [(1, true), (2, false)] {
+        let error = key.decrypt(&sealed, &call()).await.unwrap_err();
+        assert_eq!((error.kind(), error.is_mended()), (Kind::Denied, mended));
+        assert!(error.needs_reload());
+        assert_eq!(fake.count("Decrypt"), asked + attempt);
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use crate::key::proof::within;
 use crate::{Error, Kind};
 
 /// What a request may need of the task.
-pub(crate) enum KeeperRequest {
+pub(crate) enum TaskRequest {
     /// Read the files again: what is in them may be newer than what is in use.
     Reread(oneshot::Sender<()>),
     /// Prove that the key encrypts: a read key does so only when somebody asks for it.
@@ -20,7 +20,7 @@ impl Key {
     pub(super) async fn reread(&self, deadline: Instant) {
         let (done, answer) = oneshot::channel();
         let asking = async {
-            if self.requests.send(KeeperRequest::Reread(done)).await.is_ok() {
+            if self.requests.send(TaskRequest::Reread(done)).await.is_ok() {
                 // The task is gone when the key is: there is nothing to wait for then.
                 let _ = answer.await;
             }
@@ -35,7 +35,7 @@ impl Key {
         let asking = async {
             // The task is gone when the key is.
             let gone = || Error::new(Kind::Unavailable, format!("key {} was removed", self.id));
-            self.requests.send(KeeperRequest::Encrypts(done)).await.map_err(|_| gone())?;
+            self.requests.send(TaskRequest::Encrypts(done)).await.map_err(|_| gone())?;
             answer.await.map_err(|_| gone())?
         };
         within(deadline, asking).await

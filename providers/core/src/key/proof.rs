@@ -16,8 +16,18 @@ pub(crate) async fn reads(
     call: &Call<'_>,
     metrics: Option<&BackendCalls>,
 ) -> Result<(), Error> {
-    let decrypting = backend.decrypt(&canary.sealed, call);
-    canary.verify(&counted(metrics, BackendCall::Decrypt, decrypting).await?)
+    let decrypt = || counted(metrics, BackendCall::Decrypt, backend.decrypt(&canary.sealed, call));
+    canary.verify(&again_if_mended(decrypt).await?)
+}
+
+/// Makes a call that nobody else repeats once more if what stood in its way has been mended.
+pub(crate) async fn again_if_mended<T, F: Future<Output = Result<T, Error>>>(
+    call: impl Fn() -> F,
+) -> Result<T, Error> {
+    match call().await {
+        Err(error) if error.is_mended() => call().await,
+        done => done,
+    }
 }
 
 /// What the KMS encrypts, once it has decrypted it again, under the version that it really used.

@@ -22,7 +22,7 @@ use crate::files::{Files, Subscription, Watcher};
 use crate::key::canary::Canary;
 use crate::key::health::Trouble;
 use crate::key::proof::within;
-use crate::key::{Active, KeeperRequest, Key};
+use crate::key::{Active, Key, TaskRequest};
 use crate::provider::backend::Backend;
 use crate::{Backoff, Call, Error, KeyId, jitter};
 
@@ -43,7 +43,7 @@ pub(crate) struct KeyTask {
     spec: KeySpec,
     options: ProbeOptions,
     subscription: Subscription,
-    requests: mpsc::Receiver<KeeperRequest>,
+    requests: mpsc::Receiver<TaskRequest>,
     orders: mpsc::UnboundedReceiver<Reconfigure>,
     /// The files that the client in use was made of.
     loaded: Option<Files>,
@@ -85,7 +85,7 @@ enum Wake {
     Due,
     Suspicion,
     Files(Result<Files, Error>),
-    Request(KeeperRequest),
+    Request(TaskRequest),
     Order(Reconfigure),
     End,
 }
@@ -96,7 +96,7 @@ impl KeyTask {
         spec: KeySpec,
         options: ProbeOptions,
         watcher: &Watcher,
-        requests: mpsc::Receiver<KeeperRequest>,
+        requests: mpsc::Receiver<TaskRequest>,
         orders: mpsc::UnboundedReceiver<Reconfigure>,
     ) -> Self {
         let subscription = watcher.subscribe(spec.connector.files().clone());
@@ -150,7 +150,7 @@ impl KeyTask {
                     }
                     Err(error) => self.unreadable(&error),
                 },
-                Wake::Request(KeeperRequest::Reread(done)) => {
+                Wake::Request(TaskRequest::Reread(done)) => {
                     if self.reread().await.is_err() {
                         due = due.min(Instant::now() + FIRST_BACKOFF);
                     }
@@ -158,8 +158,8 @@ impl KeyTask {
                     let _ = done.send(());
                 }
                 // Whoever has gone away meanwhile needs no answer.
-                Wake::Request(KeeperRequest::Encrypts(done)) if done.is_closed() => {}
-                Wake::Request(KeeperRequest::Encrypts(done)) => {
+                Wake::Request(TaskRequest::Encrypts(done)) if done.is_closed() => {}
+                Wake::Request(TaskRequest::Encrypts(done)) => {
                     let result = self.encrypts_on_request().await;
                     due = due.min(Instant::now() + jitter(self.times().interval));
                     let _ = done.send(result);

@@ -327,9 +327,9 @@ mod tests {
     }
 
     fn serve(stream: UnixStream, stop: Stop) {
-        let seat = crate::Connections::default().enter().unwrap();
+        let slot = crate::Connections::default().enter().unwrap();
         let service = KeyManagementServiceServer::new(Mirror);
-        tokio::spawn(serve_kms_over(stream, service, |_| None, seat, stop));
+        tokio::spawn(serve_kms_over(stream, service, |_| None, slot, stop));
     }
 
     fn plaintext(size: usize) -> EncryptRequest {

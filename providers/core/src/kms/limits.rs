@@ -14,7 +14,7 @@ use crate::{Error, KeyId, Kind, Sealed, Secret};
 /// Longest wrapped key, in bytes.
 pub const MAX_CIPHERTEXT: usize = 1024;
 /// Longest plaintext that can be wrapped: kube-apiserver sends 32 bytes.
-pub const MAX_PLAINTEXT: usize = 1024;
+pub(crate) const MAX_PLAINTEXT: usize = 1024;
 /// All annotation keys and values together, in bytes.
 pub const MAX_ANNOTATIONS: usize = 32 * 1024;
 /// Longest request identifier that is logged.

@@ -30,7 +30,7 @@ use crate::process::admin::Admin;
 use crate::proto::v2::key_management_service_server::{
     KeyManagementService, KeyManagementServiceServer,
 };
-use crate::socket::connections::{OpenRequest, Seat};
+use crate::socket::connections::{OpenRequest, Slot};
 use crate::socket::{Listener, SocketOptions};
 use crate::{Connections, Endpoint, Error, Kind};
 
@@ -45,7 +45,7 @@ const CONNECTION_WINDOW: u32 = 128 * 1024;
 /// All headers of a request: gRPC's own need some hundred bytes.
 const MAX_HEADERS: u32 = 8 * 1024;
 /// A connection that must make room has this long to finish.
-const FAREWELL: Duration = Duration::from_secs(1);
+const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// Accepting fails when there are no file descriptors left; they come back.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Admin connections. They are short, and the oldest makes room for the newest: a probe is
@@ -156,11 +156,11 @@ pub async fn serve_kms<S: KeyManagementService>(
     let order = stop.clone();
     listener.report_to(connections.clone());
     let serving = accept(&mut listener, &mut stop, |stream, _| {
-        let (seat, service, stop) = (connections.enter(), service.clone(), order.clone());
+        let (slot, service, stop) = (connections.enter(), service.clone(), order.clone());
         async move {
-            let Some(seat) = seat else { return };
+            let Some(slot) = slot else { return };
             match QuietStream::new(stream) {
-                Ok(stream) => serve_kms_over(stream, service, |_| None, seat, stop).await,
+                Ok(stream) => serve_kms_over(stream, service, |_| None, slot, stop).await,
                 Err(error) => tracing::warn!(%error, "cannot take a connection over"),
             }
         }
@@ -177,16 +177,16 @@ pub async fn serve_kms_over<T, S>(
     stream: T,
     service: KeyManagementServiceServer<S>,
     refuse: impl Fn(Operation) -> Option<Status> + Send + 'static,
-    seat: Seat,
+    slot: Slot,
     mut stop: Stop,
 ) where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: KeyManagementService,
 {
-    let connections = seat.connections();
+    let connections = slot.connections();
     let (of_status, of_others) = connections.limits();
     let (status, others) = (of_status.layer(service.clone()), of_others.layer(service));
-    let begin = seat.counter();
+    let begin = slot.counter();
     let answering = service_fn(move |request: Request<IncomingBody>| {
         let mut open = begin();
         let arrival = Arrival(Instant::now());
@@ -235,12 +235,12 @@ pub async fn serve_kms_over<T, S>(
         .max_header_list_size(MAX_HEADERS)
         // Nobody asks for the date.
         .auto_date_header(false)
-        .serve_connection(TokioIo::new(seat.watch(stream)), answering);
+        .serve_connection(TokioIo::new(slot.watch(stream)), answering);
     let mut serving = std::pin::pin!(serving);
     let serving = async {
         let limit = tokio::select! {
             result = serving.as_mut() => return ended(result),
-            _ = seat.ordered() => Some(FAREWELL),
+            _ = slot.ordered() => Some(CLOSE_TIME),
             () = stop.stopped() => None,
         };
         serving.as_mut().graceful_shutdown();
@@ -251,7 +251,7 @@ pub async fn serve_kms_over<T, S>(
     };
     tokio::select! {
         biased;
-        () = seat.gone() => {}
+        () = slot.gone() => {}
         () = serving => {}
     }
 }
@@ -309,17 +309,17 @@ fn ended(result: hyper::Result<()>) {
 pub(crate) async fn serve_admin<I: Incoming>(mut incoming: I, admin: Arc<Admin>, mut stop: Stop) {
     let connections = Connections::limited("admin", MAX_ADMIN);
     let serving = accept(&mut incoming, &mut stop, |stream, _| {
-        let (seat, admin) = (connections.enter(), admin.clone());
+        let (slot, admin) = (connections.enter(), admin.clone());
         async move {
-            if let Some(seat) = seat {
-                serve_http1(stream, admin, seat).await;
+            if let Some(slot) = slot {
+                serve_http1(stream, admin, slot).await;
             }
         }
     });
     serving.await;
 }
 
-pub(crate) async fn serve_http1<T>(stream: T, admin: Arc<Admin>, seat: Seat)
+pub(crate) async fn serve_http1<T>(stream: T, admin: Arc<Admin>, slot: Slot)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -335,7 +335,7 @@ where
     let mut serving = std::pin::pin!(serving);
     tokio::select! {
         result = serving.as_mut() => return ended(result),
-        _ = seat.ordered() => return,
+        _ = slot.ordered() => return,
         () = tokio::time::sleep(ADMIN_LIFETIME) => serving.as_mut().graceful_shutdown(),
     }
     ended(timeout(ADMIN_HEADER_TIMEOUT, serving).await.unwrap_or(Ok(())));

@@ -304,9 +304,9 @@ mod tests {
         let service = KmsService::new(places.clone(), Requests::new(None, metrics));
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (_stopper, stop) = stopper();
-        let seat = crate::Connections::default().enter().unwrap();
+        let slot = crate::Connections::default().enter().unwrap();
         let service = KeyManagementServiceServer::new(service);
-        tokio::spawn(serve_kms_over(theirs, service, |_| None, seat, stop));
+        tokio::spawn(serve_kms_over(theirs, service, |_| None, slot, stop));
         let mut client = client::over(ours, Uri::from_static("http://localhost")).await.unwrap();
         let request = EncryptRequest { plaintext: vec![0x5a; SIZE].into(), uid: "u".into() };
         client.encrypt(request).await.unwrap();
@@ -349,7 +349,7 @@ mod tests {
         let service = KmsService::new(deadlines.clone(), Requests::new(None, metrics));
         let service = KeyManagementServiceServer::new(service);
         let connections = crate::Connections::default();
-        let seat = connections.enter().unwrap();
+        let slot = connections.enter().unwrap();
         // Everybody else is at work.
         let (_, work) = connections.limits();
         let mut others: Vec<_> = (0..MAX_WORK).map(|_| work.layer(service.clone())).collect();
@@ -364,7 +364,7 @@ mod tests {
             arrived.send(operation).unwrap();
             None
         };
-        tokio::spawn(serve_kms_over(theirs, service, refuse, seat, stop));
+        tokio::spawn(serve_kms_over(theirs, service, refuse, slot, stop));
         let mut client = client::over(ours, Uri::from_static("http://localhost")).await.unwrap();
         let began = Instant::now();
         let (key_id, ciphertext) = ("k".to_owned(), vec![0xa5].into());

@@ -23,14 +23,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 
 /// What is read before others have their turn: a few requests.
-const HELPING: usize = 2048;
+const TURN_BYTES: usize = 2048;
 
 /// A connected unix socket.
 #[derive(Debug)]
 pub struct QuietStream {
     socket: AsyncFd<UnixStream>,
     /// Whether it is others' turn before more is read.
-    sated: bool,
+    turn_over: bool,
     /// The same socket, while a write waits for room.
     room: Option<AsyncFd<UnixStream>>,
 }
@@ -40,7 +40,7 @@ impl QuietStream {
     pub fn new(stream: tokio::net::UnixStream) -> io::Result<Self> {
         Ok(Self {
             socket: register(stream.into_std()?, Interest::READABLE)?,
-            sated: false,
+            turn_over: false,
             room: None,
         })
     }
@@ -86,20 +86,20 @@ impl AsyncRead for QuietStream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if std::mem::take(&mut this.sated) {
+        if std::mem::take(&mut this.turn_over) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         loop {
             let mut guard = ready!(this.socket.poll_read_ready(cx))?;
-            let size = buf.remaining().min(HELPING);
+            let size = buf.remaining().min(TURN_BYTES);
             match this.socket.get_ref().read(buf.initialize_unfilled_to(size)) {
                 Ok(read) => {
                     // Less than there is space for is all there was.
                     if 0 < read && read < size {
                         guard.clear_ready();
                     }
-                    this.sated = read == HELPING;
+                    this.turn_over = read == TURN_BYTES;
                     buf.advance(read);
                     return Poll::Ready(Ok(()));
                 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::histogram::Histogram;
@@ -40,6 +40,7 @@ pub(crate) struct ProviderMetrics {
     backend_durations: Labelled<Histogram>,
     errors: Labelled<Counter>,
     healthy: Labelled<Gauge>,
+    coasting: Labelled<Gauge>,
     key_ids: Labelled<Gauge>,
     reloads: Labelled<Counter>,
     expiry: Labelled<Gauge>,
@@ -98,6 +99,10 @@ impl ProviderMetrics {
             errors: new.counters("kms_errors", "Failed requests and probes by kind"),
             healthy: new
                 .gauges("kms_plugin_status_healthy", "1 while Status answers ok on this endpoint"),
+            coasting: new.gauges(
+                "kms_coasting_since_timestamp_seconds",
+                "Since when the key fails while Status still answers ok, if it does",
+            ),
             key_ids: new.gauges(
                 "kms_plugin_key_id_hash_info",
                 "Hash of the announced key_id, in the form of kube-apiserver's own metrics",
@@ -188,6 +193,11 @@ impl KeyMetrics {
         gauge.set(i64::from(healthy));
     }
 
+    /// Since when the key fails while Status is ok, if it does.
+    pub(crate) fn coasting(&self, since: Option<SystemTime>) {
+        self.set(&self.metrics.coasting, since.map(seconds));
+    }
+
     /// The key_id that Status announces now.
     pub(crate) fn announced(&self, key_id: &KeyId) {
         if !self.retired() {
@@ -203,7 +213,8 @@ impl KeyMetrics {
         }
         let (key, endpoint) = (self.key.clone().into(), self.endpoint.clone().into());
         self.metrics.healthy.remove([("key", key), ("endpoint", endpoint)]);
-        for gauge in [&self.metrics.expiry, &self.metrics.deletion, &self.metrics.deletable] {
+        let ProviderMetrics { expiry, deletion, deletable, coasting, .. } = &*self.metrics;
+        for gauge in [expiry, deletion, deletable, coasting] {
             gauge.remove([("key", self.key.clone().into())]);
         }
         self.show_hash(None);

@@ -20,7 +20,7 @@ use crate::process::admin::Source;
 use crate::process::command::{Output, print, usage};
 use crate::process::telemetry::{self, LevelHandle};
 use crate::process::{Signals, start_admin};
-use crate::{Connections, Ending, Error, Farewell, Kind, time};
+use crate::{Connections, Ending, Error, Kind, time};
 
 /// Where the configuration of a process comes from.
 #[derive(Clone, Debug)]
@@ -250,16 +250,16 @@ async fn live<P: Program>(
         }
     }
     let mut ending = Ending::new(app.connections());
-    let farewell = loop {
+    let drains = loop {
         tokio::select! {
             // What hangs while it is to prove itself must not delay the end.
-            farewell = ending.wait(&mut signals, options.linger) => break farewell,
+            drains = ending.wait(&mut signals, options.linger) => break drains,
             taken = step(&program, &mut app, &mut file, &mut at_start) => {
                 options = taken.unwrap_or(options);
             }
         }
     };
-    if farewell == Farewell::AtOnce {
+    if !drains {
         return Ok(());
     }
     tracing::info!(drain = ?options.drain, "stopping: waiting for open requests");

@@ -35,15 +35,6 @@ pub struct Ending {
     deadline: Option<Instant>,
 }
 
-/// How to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Farewell {
-    /// Close the sockets, and let open requests end.
-    Drain,
-    /// Wait for nothing more: it was asked twice.
-    AtOnce,
-}
-
 /// Waits until nobody has been connected for a moment.
 async fn gone(connections: &Connections) {
     let mut open = connections.counted();
@@ -62,9 +53,9 @@ impl Ending {
     }
 
     /// Waits until the process is to end: it was told to, and then, where `limit` is not zero and
-    /// the order is SIGTERM, its clients have left or the limit is over. May be dropped and called
-    /// again.
-    pub async fn wait(&mut self, signals: &mut Signals, limit: Duration) -> Farewell {
+    /// the order is SIGTERM, its clients have left or the limit is over. Says whether open requests
+    /// may end: not if it was told twice. May be dropped and called again.
+    pub async fn wait(&mut self, signals: &mut Signals, limit: Duration) -> bool {
         let deadline = match self.deadline {
             Some(deadline) => deadline,
             None => {
@@ -72,7 +63,7 @@ impl Ending {
                 let connections = self.connections.count();
                 // A person at a keyboard does not wait for clients.
                 if order == Order::Interrupt || limit.is_zero() || connections == 0 {
-                    return Farewell::Drain;
+                    return true;
                 }
                 tracing::info!(connections, ?limit, "ending: serving on until clients have left");
                 self.connections.wait_for();
@@ -87,10 +78,10 @@ impl Ending {
             }
             _ = signals.next() => {
                 tracing::warn!("second signal: stopping at once");
-                return Farewell::AtOnce;
+                return false;
             }
         }
-        Farewell::Drain
+        true
     }
 }
 

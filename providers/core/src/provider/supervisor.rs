@@ -259,6 +259,7 @@ impl Source for ProviderState {
         // Health depends on the clock: gauges are brought up to date when they are read.
         self.each(|key| {
             key.metrics.healthy(key.status().is_ok());
+            key.metrics.coasting(key.health.snapshot().coasting);
             None
         });
         self.metrics.registry.text()

@@ -59,7 +59,7 @@ struct Table {
     /// What they are, in words.
     what: &'static str,
     limit: usize,
-    seats: Mutex<Vec<Arc<SeatState>>>,
+    slots: Mutex<Vec<Arc<SlotState>>>,
     count: watch::Sender<usize>,
     /// Whether the process is ending and waits for them.
     awaited: AtomicBool,
@@ -86,10 +86,10 @@ struct ConnectionMetrics {
 
 /// A place in the table, given back when dropped.
 #[derive(Debug)]
-pub struct Seat(Arc<SeatState>);
+pub struct Slot(Arc<SlotState>);
 
 #[derive(Debug)]
-struct SeatState {
+struct SlotState {
     table: Arc<Table>,
     /// Requests that have begun, up to the last byte of their answers.
     open: AtomicUsize,
@@ -116,7 +116,7 @@ pub enum CloseOrder {
 
 /// A request, from its first byte to the last of its answer.
 pub(crate) struct OpenRequest {
-    place: Arc<SeatState>,
+    place: Arc<SlotState>,
     working: bool,
     held: usize,
 }
@@ -158,7 +158,7 @@ impl Connections {
         Self(Arc::new(Table {
             what,
             limit,
-            seats: Mutex::default(),
+            slots: Mutex::default(),
             count: watch::Sender::new(0),
             awaited: AtomicBool::default(),
             begun: AtomicU64::default(),
@@ -173,20 +173,20 @@ impl Connections {
     }
 
     /// Takes a connection in; another one goes if there is no room. `None` if all are at work.
-    pub fn enter(&self) -> Option<Seat> {
+    pub fn enter(&self) -> Option<Slot> {
         let table = &self.0;
-        let mut seats = table.seats.lock();
-        let live = || seats.iter().filter(|place| place.order().is_none());
+        let mut slots = table.slots.lock();
+        let live = || slots.iter().filter(|place| place.order().is_none());
         if live().count() >= table.limit {
             table.tell("too many connections: one is closed to make room");
             let victim =
                 live().filter_map(|place| Some((place.rank()?, place))).min_by_key(|v| v.0);
             let (_, victim) = victim?;
             // One that has asked may be about to ask again, and must not lose a request.
-            let polite = victim.asked.load(Relaxed) && seats.len() < table.limit + MAX_LEAVING;
+            let polite = victim.asked.load(Relaxed) && slots.len() < table.limit + MAX_LEAVING;
             victim.tell(if polite { CloseOrder::Leave } else { CloseOrder::Gone });
         }
-        let place = Arc::new(SeatState {
+        let place = Arc::new(SlotState {
             table: table.clone(),
             open: AtomicUsize::default(),
             working: AtomicUsize::default(),
@@ -197,9 +197,9 @@ impl Connections {
             blocked: AtomicBool::default(),
             unblocked: Notify::new(),
         });
-        seats.push(place.clone());
-        table.changed(&seats);
-        Some(Seat(place))
+        slots.push(place.clone());
+        table.changed(&slots);
+        Some(Slot(place))
     }
 
     /// How many connections are open.
@@ -255,9 +255,9 @@ impl Connections {
 }
 
 impl Table {
-    fn changed(&self, seats: &[Arc<SeatState>]) {
-        self.count.send_replace(seats.len());
-        self.metrics.open.set(i64::try_from(seats.len()).unwrap_or(i64::MAX));
+    fn changed(&self, slots: &[Arc<SlotState>]) {
+        self.count.send_replace(slots.len());
+        self.metrics.open.set(i64::try_from(slots.len()).unwrap_or(i64::MAX));
     }
 
     fn tell(&self, why: &str) {
@@ -270,13 +270,13 @@ impl Table {
     /// those that have more than their share. Says whether that is enough.
     #[cold]
     fn relieve(&self) -> bool {
-        let seats = self.seats.lock();
+        let slots = self.slots.lock();
         // Whoever was told to go may still be there, and counts no more.
-        let is_gone = |place: &&Arc<SeatState>| place.order() == Some(CloseOrder::Gone);
-        let live = || seats.iter().filter(|place| !is_gone(place));
+        let is_gone = |place: &&Arc<SlotState>| place.order() == Some(CloseOrder::Gone);
+        let live = || slots.iter().filter(|place| !is_gone(place));
         let waiting: usize = live().map(|place| place.waiting()).sum();
         // What is worked on for those who have left is still there.
-        let going: usize = seats.iter().filter(is_gone).map(|place| place.held.load(Relaxed)).sum();
+        let going: usize = slots.iter().filter(is_gone).map(|place| place.held.load(Relaxed)).sum();
         let bytes = self.held.load(Relaxed).saturating_sub(going);
         if waiting <= MAX_UNFINISHED && bytes <= MAX_HELD {
             return true;
@@ -293,7 +293,7 @@ impl Table {
     }
 }
 
-impl SeatState {
+impl SlotState {
     fn order(&self) -> Option<CloseOrder> {
         *self.order.borrow()
     }
@@ -328,7 +328,7 @@ impl SeatState {
     }
 }
 
-impl Seat {
+impl Slot {
     /// Waits until this connection must end.
     pub async fn ordered(&self) -> CloseOrder {
         self.told(|_| true).await
@@ -363,20 +363,20 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Slot {
     fn drop(&mut self) {
         let table = &self.0.table;
-        let mut seats = table.seats.lock();
-        seats.retain(|place| !Arc::ptr_eq(place, &self.0));
+        let mut slots = table.slots.lock();
+        slots.retain(|place| !Arc::ptr_eq(place, &self.0));
         if self.0.order() == Some(CloseOrder::Gone) {
             table.going.fetch_sub(1, Relaxed);
         }
-        table.changed(&seats);
+        table.changed(&slots);
     }
 }
 
 impl OpenRequest {
-    fn begin(place: &Arc<SeatState>) -> Self {
+    fn begin(place: &Arc<SlotState>) -> Self {
         let table = &place.table;
         let number = table.begun.fetch_add(1, Relaxed);
         if place.open.fetch_add(1, Relaxed) == place.working.load(Relaxed) {

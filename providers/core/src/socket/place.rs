@@ -24,7 +24,7 @@ const LOCK_ATTEMPTS: u32 = 200;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// A socket that listens under its final name.
-pub(super) struct Placed {
+pub(super) struct BoundSocket {
     pub(super) listener: UnixListener,
     pub(super) dev: u64,
     pub(super) ino: u64,
@@ -50,7 +50,7 @@ pub(super) struct Parent<'a> {
 }
 
 /// A private directory that goes when dropped, with the socket in it, if any.
-pub(super) struct Nest<'a> {
+pub(super) struct PrivateDirectory<'a> {
     parent: &'a Parent<'a>,
     fd: OwnedFd,
     name: String,
@@ -64,7 +64,7 @@ pub(super) async fn bind(
     endpoint: &Endpoint,
     path: &Path,
     options: &SocketOptions,
-) -> Result<Placed, Error> {
+) -> Result<BoundSocket, Error> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(failed(endpoint, "the path names no file"));
     };
@@ -80,12 +80,12 @@ pub(super) async fn bind(
         parent.sweep();
     }
     let stale = parent.inspect(name)?;
-    let nest = Nest::new(&parent)?;
-    let (listener, inside) = nest.listen(name, options)?;
-    let stat = nest.stat(&inside).map_err(|error| parent.failed("make the socket", error))?;
-    nest.publish(&inside, name, stale.as_ref())?;
+    let private = PrivateDirectory::new(&parent)?;
+    let (listener, inside) = private.listen(name, options)?;
+    let stat = private.stat(&inside).map_err(|error| parent.failed("make the socket", error))?;
+    private.publish(&inside, name, stale.as_ref())?;
     let warning = parent.warning();
-    Ok(Placed { listener, dev: stat.st_dev, ino: stat.st_ino, warning })
+    Ok(BoundSocket { listener, dev: stat.st_dev, ino: stat.st_ino, warning })
 }
 
 /// Knocks without ever waiting: a full queue is an answer, too.
@@ -224,7 +224,7 @@ impl<'a> Parent<'a> {
     }
 }
 
-impl<'a> Nest<'a> {
+impl<'a> PrivateDirectory<'a> {
     pub(super) fn new(parent: &'a Parent<'a>) -> Result<Self, Error> {
         let pid = std::process::id();
         let mut n = 0;
@@ -297,9 +297,9 @@ impl<'a> Nest<'a> {
         name: &OsStr,
         stale: Option<&OwnedFd>,
     ) -> Result<(), Error> {
-        let (nest, parent) = (&self.fd, &self.parent.fd);
+        let (private, parent) = (&self.fd, &self.parent.fd);
         let flags = if stale.is_some() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
-        let swap = || rustix::fs::renameat_with(nest, inside, parent, name, flags);
+        let swap = || rustix::fs::renameat_with(private, inside, parent, name, flags);
         let taken = || {
             failed(self.parent.endpoint, "another process has just put something in its place")
                 .with_hint("make sure that no two processes use this path")
@@ -319,7 +319,7 @@ impl<'a> Nest<'a> {
             (Err(Errno::EXIST), None) => Err(taken()),
             // File systems that know no flags.
             (Err(Errno::INVAL | Errno::NOSYS), _) => {
-                rustix::fs::renameat(nest, inside, parent, name)
+                rustix::fs::renameat(private, inside, parent, name)
                     .map_err(|error| self.parent.failed("rename the socket in", error))
             }
             (Err(error), _) => Err(self.parent.failed("rename the socket in", error)),
@@ -327,7 +327,7 @@ impl<'a> Nest<'a> {
     }
 }
 
-impl Drop for Nest<'_> {
+impl Drop for PrivateDirectory<'_> {
     fn drop(&mut self) {
         clear(&self.fd);
         let _ = rustix::fs::unlinkat(&self.parent.fd, &self.name, AtFlags::REMOVEDIR);
@@ -352,14 +352,14 @@ fn open_nest(parent: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
 }
 
 /// Removes the sockets in a directory of ours, and nothing else.
-fn clear(nest: &OwnedFd) {
-    let Ok(entries) = Dir::read_from(nest) else { return };
+fn clear(private: &OwnedFd) {
+    let Ok(entries) = Dir::read_from(private) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let is_socket = rustix::fs::statat(nest, name, AtFlags::SYMLINK_NOFOLLOW)
+        let is_socket = rustix::fs::statat(private, name, AtFlags::SYMLINK_NOFOLLOW)
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
         if is_socket {
-            let _ = rustix::fs::unlinkat(nest, name, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(private, name, AtFlags::empty());
         }
     }
 }

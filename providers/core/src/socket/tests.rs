@@ -377,15 +377,16 @@ async fn what_appears_after_the_look_is_never_overwritten() {
         let parent = place::Parent::lock(&endpoint, dir.path()).await.unwrap();
         let found = parent.inspect("kms.sock".as_ref()).unwrap();
         assert_eq!(found.is_some(), stale);
-        let nest = place::Nest::new(&parent).unwrap();
-        let (_ours, inside) = nest.listen("kms.sock".as_ref(), &SocketOptions::default()).unwrap();
+        let private = place::PrivateDirectory::new(&parent).unwrap();
+        let (_ours, inside) =
+            private.listen("kms.sock".as_ref(), &SocketOptions::default()).unwrap();
         // Somebody who does not know our lock.
         let _ = fs::remove_file(&path);
         let theirs = StdListener::bind(&path).unwrap();
         let inode = path.symlink_metadata().unwrap().ino();
-        let error = nest.publish(&inside, "kms.sock".as_ref(), found.as_ref()).unwrap_err();
+        let error = private.publish(&inside, "kms.sock".as_ref(), found.as_ref()).unwrap_err();
         assert!(error.report().contains("put something in its place"), "{}", error.report());
-        drop(nest);
+        drop(private);
         assert_eq!(path.symlink_metadata().unwrap().ino(), inode);
         assert_eq!(names(dir.path()), ["kms.sock"]);
         drop(theirs);

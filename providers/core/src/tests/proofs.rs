@@ -172,9 +172,14 @@ async fn anybodys_decrypt_stands_for_the_probe_and_heals_a_passing_failure() {
     kms.set(|state| state.fails = Some(Kind::Unavailable));
     assert_eq!(code(process.decrypt(1, &sealed).await), Code::Unavailable);
     wait(|| coasting(&process).is_string()).await;
+    let gauge = |process: &Process| {
+        let metrics = process.supervisor.shared.metrics();
+        metrics.contains("\nkms_coasting_since_timestamp_seconds{key=\"1\"} ")
+    };
+    assert!(gauge(&process));
     kms.set(|state| state.fails = None);
     process.decrypt(1, &sealed).await.unwrap();
-    assert!(coasting(&process).is_null());
+    assert!(coasting(&process).is_null() && !gauge(&process));
 }
 
 #[tokio::test(start_paused = true)]
@@ -374,4 +379,17 @@ async fn a_key_that_has_read_its_canary_outlives_the_version_that_wrapped_it() {
     key["canary"] = canary(&other);
     process.apply(json!([key])).await.unwrap();
     wait(|| refused(&process).contains("the canary cannot be decrypted")).await;
+}
+
+#[tokio::test]
+async fn an_encrypt_that_waits_for_its_proof_has_three_attempts_with_it() {
+    let kms = ScriptedKms::new("asked");
+    let mut process = Process::new();
+    let mut key = process.key(1, "asked");
+    key["role"] = "read".into();
+    process.apply(json!([key])).await.unwrap();
+    process.until_healthy(1).await;
+    kms.set(|state| state.encrypt_fails = Some(Kind::Unavailable));
+    assert_eq!(code(process.encrypt(1).await), Code::Unavailable);
+    assert_eq!(kms.ask(|state| state.encrypts), 2, "one is left for itself");
 }

@@ -315,3 +315,24 @@ async fn an_item_is_given_back_once_at_the_end() {
     tokio::time::sleep(GRACE * 2).await;
     assert_eq!(source.revoked.load(Ordering::SeqCst), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn no_refusal_is_forgotten_before_its_time_however_many_there_are() {
+    let mut refusals = Refusals(Vec::new());
+    let credential = |number: usize| sidekey_core::sha256(&number.to_be_bytes());
+    let refusal = Error::new(Kind::Denied, "no such role").without_retry();
+    for number in 0..MAX_REFUSED {
+        assert!(refusals.of(&credential(number)).is_none(), "it is tried");
+        refusals.keep(credential(number), LOCKOUT, &refusal);
+    }
+    let kinds = |refusals: &Refusals| {
+        [0, MAX_REFUSED].map(|number| refusals.of(&credential(number)).map(|error| error.kind()))
+    };
+    assert_eq!(kinds(&refusals), [Some(Kind::Denied), Some(Kind::Unavailable)]);
+    refusals.forget(&credential(1));
+    assert_eq!(kinds(&refusals), [Some(Kind::Denied), None], "there is room for it");
+    tokio::time::sleep(LOCKOUT).await;
+    assert_eq!(kinds(&refusals), [None, None]);
+    refusals.keep(credential(2), LOCKOUT, &refusal);
+    assert_eq!(refusals.0.len(), 1, "those whose time is over are gone");
+}

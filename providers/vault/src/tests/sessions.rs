@@ -9,7 +9,7 @@ use sidekey_core::{Call, Kind, Provider};
 use tokio::time::Instant;
 
 use super::{Secret, refusal};
-use crate::testing::{MADE, Reply, Simulated, call, config, connect, document, sound};
+use crate::testing::{MADE, Reply, Simulated, call, config, connect, document, encrypt, sound};
 
 #[tokio::test]
 async fn keys_with_the_same_credentials_share_one_login() {
@@ -53,7 +53,7 @@ async fn a_token_that_vault_forgot_is_replaced_once_for_all_who_wait() {
     let vault = Arc::new(vault);
     for _ in 0..8 {
         let (vault, key_id) = (vault.clone(), key_id.clone());
-        set.spawn(async move { vault.encrypt(&key_id, b"plain", &call()).await });
+        set.spawn(async move { encrypt(&vault, &key_id).await });
     }
     while let Some(done) = set.join_next().await {
         done.unwrap().unwrap();
@@ -86,7 +86,7 @@ async fn a_login_that_is_slower_than_its_caller_is_not_in_vain() {
     let hasty = Call { uid: "test", deadline: Instant::now() + Duration::from_millis(500) };
     let lost = tokio::time::timeout_at(hasty.deadline, vault.encrypt(&key_id, b"plain", &hasty));
     assert!(!matches!(lost.await, Ok(Ok(_))), "it had no time for it");
-    vault.encrypt(&key_id, b"plain", &call()).await.unwrap();
+    encrypt(&vault, &key_id).await.unwrap();
     assert_eq!(server.seen("/login").len(), 2, "the login goes on without its caller");
 }
 
@@ -123,9 +123,9 @@ async fn a_policy_that_hides_tokens_from_themselves_makes_no_storm_of_logins() {
     let key_id = vault.key_id().await.unwrap();
     denied.store(1, Ordering::Relaxed);
     for _ in 0..5 {
-        let error = vault.encrypt(&key_id, b"plain", &call()).await.unwrap_err();
-        assert_eq!(error.kind(), Kind::Denied);
+        assert_eq!(encrypt(&vault, &key_id).await.unwrap_err().kind(), Kind::Denied);
     }
+    assert_eq!(server.seen("/encrypt/").len(), 6, "each attempt is one call");
     assert_eq!(server.seen("/login").len(), 2, "the second one shows that logins do not help");
 }
 

@@ -11,7 +11,7 @@ use crate::config::ENCRYPT_EVERY;
 use crate::key::Active;
 use crate::key::canary::Canary;
 use crate::key::health::Trouble;
-use crate::key::proof::{self, counted, encrypt_verified, within};
+use crate::key::proof::{self, again_if_mended, counted, encrypt_verified, within};
 use crate::metrics::BackendCall;
 use crate::provider::backend::Backend;
 use crate::{Error, KeyId, Kind, Secret};
@@ -185,9 +185,12 @@ impl KeyTask {
             },
         };
         let plaintext = Secret::random(32)?;
-        let encrypting = backend.encrypt_current(&target, plaintext.expose(), &call);
         let metrics = Some(&self.key.metrics.probes);
-        let sealed = encrypt_verified(&**backend, encrypting, &plaintext, &call, metrics).await?;
+        let encrypt = || {
+            let encrypting = backend.encrypt_current(&target, plaintext.expose(), &call);
+            encrypt_verified(&**backend, encrypting, &plaintext, &call, metrics)
+        };
+        let sealed = again_if_mended(encrypt).await?;
         let key_id = sealed.key_id.clone();
         if key_id != target && self.key.is_past(&key_id) {
             let text = "the KMS encrypts with a version older than the announced one";

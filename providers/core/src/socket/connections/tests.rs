@@ -2,43 +2,43 @@
 
 use super::*;
 
-fn told(seats: &[Seat]) -> Vec<Option<CloseOrder>> {
-    seats.iter().map(|seat| seat.0.order()).collect()
+fn told(slots: &[Slot]) -> Vec<Option<CloseOrder>> {
+    slots.iter().map(|slot| slot.0.order()).collect()
 }
 
 #[tokio::test]
 async fn who_never_asked_goes_first_then_the_longest_idle_and_nobody_who_is_served() {
     let connections = Connections::limited("test", 4);
     let enter = || connections.enter();
-    let mut seats: Vec<Seat> = (0..4).map(|_| enter().unwrap()).collect();
+    let mut slots: Vec<Slot> = (0..4).map(|_| enter().unwrap()).collect();
     // The first is at work, the second and third have asked, the fourth never has.
-    let mut served = seats[0].counter()();
+    let mut served = slots[0].counter()();
     served.work();
-    drop(seats[2].counter()());
-    drop(seats[1].counter()());
-    seats.push(enter().unwrap());
-    assert_eq!(told(&seats), [None, None, None, Some(CloseOrder::Gone), None]);
-    drop(seats.pop());
+    drop(slots[2].counter()());
+    drop(slots[1].counter()());
+    slots.push(enter().unwrap());
+    assert_eq!(told(&slots), [None, None, None, Some(CloseOrder::Gone), None]);
+    drop(slots.pop());
     // Asked to leave in good order: they may be about to ask again.
     for _ in 0..2 {
-        seats.push(enter().unwrap());
-        drop(seats.last().unwrap().counter()());
+        slots.push(enter().unwrap());
+        drop(slots.last().unwrap().counter()());
     }
     let polite = Some(CloseOrder::Leave);
-    assert_eq!(told(&seats), [None, None, polite, Some(CloseOrder::Gone), None, None]);
-    let slow = seats[1].counter()();
-    let mut busy: Vec<_> = seats[4..].iter().map(|seat| seat.counter()()).collect();
+    assert_eq!(told(&slots), [None, None, polite, Some(CloseOrder::Gone), None, None]);
+    let slow = slots[1].counter()();
+    let mut busy: Vec<_> = slots[4..].iter().map(|slot| slot.counter()()).collect();
     for request in &mut busy {
         request.work();
     }
-    seats.push(enter().unwrap());
-    assert_eq!(seats[1].0.order(), polite, "it keeps us waiting");
+    slots.push(enter().unwrap());
+    assert_eq!(slots[1].0.order(), polite, "it keeps us waiting");
     drop(slow);
-    let mut last = seats.last().unwrap().counter()();
+    let mut last = slots.last().unwrap().counter()();
     last.work();
     assert!(enter().is_none(), "all are at work");
     assert_eq!(connections.count(), 7);
-    drop((served, busy, last, seats));
+    drop((served, busy, last, slots));
     assert_eq!((connections.count(), connections.0.metrics.unfinished.get()), (0, 0));
 }
 
@@ -53,10 +53,10 @@ async fn of_those_with_more_than_their_share_the_longest_waiting_is_closed() {
     let mut waiting: Vec<_> = (0..1500).map(|_| hostile.counter()()).collect();
     waiting.extend((0..500).map(|_| other.counter()()));
     let asked = honest.counter()();
-    assert_eq!([&honest, &hostile, &other].map(|seat| seat.0.order()), [None; 3]);
+    assert_eq!([&honest, &hostile, &other].map(|slot| slot.0.order()), [None; 3]);
     waiting.extend((0..100).map(|_| other.counter()()));
     assert_eq!(hostile.ordered().await, CloseOrder::Gone);
-    assert_eq!([&honest, &other].map(|seat| seat.0.order()), [None; 2], "one is enough");
+    assert_eq!([&honest, &other].map(|slot| slot.0.order()), [None; 2], "one is enough");
     drop((asked, early));
     let mut long = other.counter()();
     long.hold(MAX_HELD + 1).unwrap();

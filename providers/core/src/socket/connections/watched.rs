@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::SeatState;
+use super::SlotState;
 
 /// What is read of a connection before others have their turn: requests are counted when their tasks
 /// run, so that what all connections have read in between is bounded by nothing else.
@@ -19,11 +19,11 @@ pub(crate) struct WatchedStream<T> {
     io: T,
     /// What was read in this turn.
     taken: usize,
-    place: Arc<SeatState>,
+    place: Arc<SlotState>,
 }
 
 impl<T> WatchedStream<T> {
-    pub(super) fn new(io: T, place: Arc<SeatState>) -> Self {
+    pub(super) fn new(io: T, place: Arc<SlotState>) -> Self {
         Self { io, taken: 0, place }
     }
 

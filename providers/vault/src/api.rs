@@ -78,6 +78,11 @@ pub(crate) fn namespace(path: &str) -> Result<Option<HeaderValue>, Error> {
 
 /// The error that a bad answer is, when nothing is known but its code.
 pub(crate) fn refused(answer: &Answer, action: &str, object: &str) -> Error {
+    // A balancer or a firewall in its place refuses us, and that may pass.
+    if matches!(answer.status.as_u16(), 400 | 401 | 403) && !is_vaults(answer) {
+        let hint = "it is not Vault that says so: see what stands before it";
+        return error(Kind::Unavailable, hint, answer, action, object);
+    }
     explained(answer, action, object, |refusal| refusal.explain(&CODES))
 }
 

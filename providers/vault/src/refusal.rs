@@ -47,7 +47,7 @@ impl Vault {
     ) -> Error {
         let (action, key) = ("encrypt", self.transit.kek().shown());
         let status = answer.status.as_u16();
-        if !matches!(status, 400 | 403 | 404) {
+        if !matches!(status, 400 | 403 | 404) || !api::is_vaults(answer) {
             return api::refused(answer, action, &key);
         }
         // Where the key is missing Vault answers 400 or 403, by what the policy allows.
@@ -76,7 +76,7 @@ impl Vault {
     ) -> Error {
         let (action, key) = ("decrypt", self.transit.kek().shown());
         let status = answer.status.as_u16();
-        if !matches!(status, 400 | 403 | 404) {
+        if !matches!(status, 400 | 403 | 404) || !api::is_vaults(answer) {
             return api::refused(answer, action, &key);
         }
         let state = match self.look(deadline).await {

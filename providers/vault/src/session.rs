@@ -166,7 +166,8 @@ impl Session {
         }
         let token = self.lease.get(deadline).await?;
         let answer = servers.ask(signed(request, &token), deadline).await?;
-        if answer.status == StatusCode::FORBIDDEN && self.replace(&token, deadline).await? {
+        let refused = answer.status == StatusCode::FORBIDDEN && api::is_vaults(&answer);
+        if refused && self.replace(&token, deadline).await? {
             let text = "Vault refused the token, and there is another one now";
             return Err(Error::new(Kind::Unavailable, text).mended());
         }
@@ -327,11 +328,6 @@ fn granted(answer: Answer, (action, object): (&str, &str), hint: &str) -> Result
     let kind = match answer.status.as_u16() {
         200 => return Ok(answer),
         400 | 401 | 403 if api::is_vaults(&answer) => Kind::Denied,
-        // A balancer or a firewall in its place refuses us, and that may pass.
-        400 | 401 | 403 => {
-            let hint = "it is not Vault that says so: see what stands before it";
-            return Err(api::error(Kind::Unavailable, hint, &answer, action, object));
-        }
         404 if api::is_vaults(&answer) => Kind::Config,
         _ => return Err(api::refused(&answer, action, object)),
     };

@@ -191,7 +191,7 @@ impl Transit {
     fn refused(&self, answer: &Answer, action: &str, right: &str) -> Error {
         let key = self.kek.shown();
         match answer.status.as_u16() {
-            403 => {
+            403 if api::is_vaults(answer) => {
                 let hint = format!("the policy must allow {right}");
                 api::error(Kind::Denied, &hint, answer, action, &key)
             }

@@ -10,7 +10,7 @@ use sidekey_core::{Kind, Provider};
 
 use super::sessions::until;
 use super::{Secret, refusal};
-use crate::testing::{MADE, Reply, Simulated, config, connect, document, sound};
+use crate::testing::{MADE, Reply, Simulated, call, config, connect, document, encrypt, sound};
 
 /// In how many seconds a refused login is tried again, by what people are told.
 fn again(error: &sidekey_core::Error) -> u64 {
@@ -62,7 +62,7 @@ async fn a_token_that_works_is_renewed_while_its_credential_is_refused() {
             return Reply::error(400, "invalid role or secret ID");
         }
         if seen.is("/login") || seen.is("/renew-self") {
-            let auth = json!({"client_token": "t", "lease_duration": 5, "renewable": true});
+            let auth = json!({"client_token": "t", "lease_duration": 15, "renewable": true});
             return Reply::new(200, &json!({"auth": auth}));
         }
         sound(seen, "t", &[MADE])
@@ -125,6 +125,39 @@ async fn what_no_vault_has_said_is_no_refusal_of_a_credential() {
         assert!(first.kind() == Kind::Unavailable && !first.is_lasting(), "{}", first.report());
         assert!(first.hint().unwrap_or_default().contains("before it"), "{}", first.report());
         connect(&config).await.expect("nothing keeps it from the next attempt");
+    }
+}
+
+#[tokio::test]
+async fn what_no_vault_has_said_of_a_request_may_pass_and_costs_no_login() {
+    for status in [400, 403, 404] {
+        let between = Arc::new(AtomicBool::new(false));
+        let answers = between.clone();
+        let server = Simulated::start(move |seen| {
+            let data = seen.is("/encrypt/") || seen.is("/decrypt/") || seen.is("/keys/");
+            match data && answers.load(Ordering::Relaxed) {
+                true => Reply::new(status, &json!("<html>no service</html>")),
+                false => sound(seen, "t", &[MADE]),
+            }
+        })
+        .await;
+        let secret = Secret::new();
+        secret.write(&format!("s.asks-through-a-balancer-{status}"));
+        let vault = connect(&secret.config(&[server.url()])).await.unwrap();
+        let key_id = vault.key_id().await.unwrap();
+        let sealed = encrypt(&vault, &key_id).await.unwrap();
+        between.store(true, Ordering::Relaxed);
+        for error in [
+            encrypt(&vault, &key_id).await.map(drop).unwrap_err(),
+            vault.decrypt(&sealed, &call()).await.map(drop).unwrap_err(),
+            vault.key_id().await.map(drop).unwrap_err(),
+        ] {
+            assert!(error.kind().is_transient(), "{status}: {}", error.report());
+        }
+        between.store(false, Ordering::Relaxed);
+        assert!(vault.decrypt(&sealed, &call()).await.is_ok());
+        assert_eq!(server.seen("/login").len(), 1);
+        assert!(server.seen("/lookup-self").is_empty());
     }
 }
 

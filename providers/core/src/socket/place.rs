@@ -205,7 +205,9 @@ impl<'a> Parent<'a> {
         let info = read(&format!("fdinfo/{}", self.fd.as_raw_fd())).unwrap_or_default();
         let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
         let mounts = read("mountinfo").unwrap_or_default();
-        mount.is_some_and(|mount| is_empty_dir(&mounts, mount.trim(), mode))
+        let path = std::fs::read_link(format!("/proc/thread-self/fd/{}", self.fd.as_raw_fd()));
+        let (mount, path) = (mount.unwrap_or_default().trim(), path.unwrap_or_default());
+        is_empty_dir(&mounts, mount, &path, mode)
     }
 
     fn failed(&self, what: &str, error: Errno) -> Error {
@@ -334,14 +336,16 @@ impl Drop for PrivateDirectory<'_> {
     }
 }
 
-/// Whether the mount of this number is an emptyDir, by `/proc/self/mountinfo`: a directory of
-/// kubelet's, or a tmpfs of its own. The sticky bit is on directories for everybody, like /tmp.
-fn is_empty_dir(mounts: &str, mount: &str, mode: u32) -> bool {
+/// Whether this directory on the mount of this number is an emptyDir, by `/proc/self/mountinfo`: in a
+/// directory of kubelet's, or a tmpfs of its own. The sticky bit is on directories for everybody,
+/// like /tmp.
+fn is_empty_dir(mounts: &str, mount: &str, path: &Path, mode: u32) -> bool {
     let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     fields.filter(|fields| fields[0] == mount).any(|fields| {
-        let root = fields.get(3).copied().unwrap_or_default();
+        let [root, point] = [3, 4].map(|at| fields.get(at).copied().unwrap_or_default());
         let kind = fields.iter().skip_while(|field| **field != "-").nth(1);
-        let memory = root == "/" && kind == Some(&"tmpfs") && mode == 0o777;
+        let whole = root == "/" && Path::new(point) == path;
+        let memory = whole && kind == Some(&"tmpfs") && mode == 0o777;
         memory || root.contains("/volumes/kubernetes.io~empty-dir/")
     })
 }
@@ -387,16 +391,18 @@ mod tests {
             "605 590 0:26 / /tmp rw shared:5 - tmpfs tmpfs rw",
         ]
         .join("\n");
-        for (mount, mode, kubelets) in [
-            ("601", 0o777, true),
-            ("602", 0o777, true),
-            ("603", 0o777, false),
-            ("604", 0o777, false),
-            ("605", 0o1777, false),
-            ("602", 0o755, false),
-            ("60", 0o777, false),
+        for (mount, path, mode, kubelets) in [
+            ("601", "/s", 0o777, true),
+            ("602", "/var/run/kmsplugin", 0o777, true),
+            ("602", "/var/run/kmsplugin/in", 0o777, false),
+            ("603", "/var/run/sidekey", 0o777, false),
+            ("604", "/run/sidekey", 0o777, false),
+            ("605", "/tmp", 0o1777, false),
+            ("602", "/var/run/kmsplugin", 0o755, false),
+            ("60", "/var/run/kmsplugin", 0o777, false),
         ] {
-            assert_eq!(is_empty_dir(&mounts, mount, mode), kubelets, "{mount} {mode:o}");
+            let found = is_empty_dir(&mounts, mount, Path::new(path), mode);
+            assert_eq!(found, kubelets, "{mount} {path} {mode:o}");
         }
     }
 }

@@ -280,6 +280,7 @@ fn a_socket_in_an_empty_dir_is_open_to_no_stranger() {
     let dir = private();
     let volume = dir.path().join("volumes/kubernetes.io~empty-dir/sockets");
     let [disk, memory, host] = ["disk", "memory", "host"].map(|name| dir.path().join(name));
+    let below = memory.join("below");
     for path in [&volume, &disk, &memory, &host] {
         fs::create_dir_all(path).unwrap();
         fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
@@ -292,14 +293,16 @@ fn a_socket_in_an_empty_dir_is_open_to_no_stranger() {
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
         mount_bind(&volume, &disk).unwrap();
         mount("tmpfs", &memory, "tmpfs", MountFlags::empty(), c"mode=0777").unwrap();
+        fs::create_dir(&below).unwrap();
+        fs::set_permissions(&below, Permissions::from_mode(0o777)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        [disk, memory, host].map(|path| {
+        [disk, memory, below, host].map(|path| {
             let (path, options) = (path.join("kms.sock"), SocketOptions::default());
             let (_, warning) = runtime.block_on(Listener::bind(&at(&path), &options)).unwrap();
             warning.is_some()
         })
     });
-    assert_eq!(binding.join().unwrap(), [false, false, true], "a host's directory alone is loose");
+    assert_eq!(binding.join().unwrap(), [false, false, true, true], "loose: below, and a host's");
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ const STARTS: [(f32, Duration); 2] =
 /// An attempt gets this part of the time that is left, the last one all of it.
 const SHARE: f32 = 0.6;
 /// An attempt with less time than this is not worth making.
-const LEAST: Duration = Duration::from_millis(20);
+pub(crate) const LEAST: Duration = Duration::from_millis(20);
 
 /// The retries that the callers of one key have left.
 #[derive(Debug)]

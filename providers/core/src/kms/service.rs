@@ -16,7 +16,7 @@ use crate::proto::v2::key_management_service_server::KeyManagementService;
 use crate::proto::v2::{
     DecryptRequest, DecryptResponse, EncryptRequest, EncryptResponse, StatusRequest, StatusResponse,
 };
-use crate::{Call, Kind, Secret, code_name};
+use crate::{Call, Error, Kind, Secret, code_name};
 
 /// For callers who name no time: well above what a KMS needs, well below what a probe waits.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -103,7 +103,7 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         let plaintext = Secret::received(plaintext);
         let result = async {
             check_encrypt(&uid, &plaintext)?;
-            self.kms.encrypt(plaintext, &Call { uid: &uid, deadline: asked.deadline }).await
+            self.kms.encrypt(plaintext, &asked.call(&uid)?).await
         };
         let sealed = asked.end(&self.kms, &uid, result.await)?;
         Ok(Response::new(EncryptResponse {
@@ -122,7 +122,7 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
         let uid = std::mem::take(&mut request.uid);
         let result = async {
             let sealed = check_decrypt(&uid, request)?;
-            self.kms.decrypt(sealed, &Call { uid: &uid, deadline: asked.deadline }).await
+            self.kms.decrypt(sealed, &asked.call(&uid)?).await
         };
         let plaintext = asked.end(&self.kms, &uid, result.await)?;
         Ok(Response::new(DecryptResponse { plaintext: plaintext.to_bytes() }))
@@ -130,6 +130,13 @@ impl<K: Kms> KeyManagementService for KmsService<K> {
 }
 
 impl Asked<'_> {
+    /// What is asked of the KMS, unless the caller's time went by before its turn came.
+    fn call<'a>(&self, uid: &'a str) -> Result<Call<'a>, Error> {
+        let deadline = self.deadline;
+        let late = || Error::new(Kind::Timeout, "the time went by in the wait for a turn");
+        (Instant::now() < deadline).then_some(Call { uid, deadline }).ok_or_else(late)
+    }
+
     /// Counts the request and tells the log of it.
     fn end<T>(
         &self,
@@ -247,7 +254,7 @@ mod tests {
     use crate::proto::v2::key_management_service_server::KeyManagementServiceServer;
     use crate::socket::connections::MAX_WORK;
     use crate::testing::memory_at;
-    use crate::{Error, KeyId, Sealed, client};
+    use crate::{KeyId, Sealed, client};
 
     const SIZE: usize = 1024;
 

@@ -13,6 +13,8 @@ use futures_util::future::{BoxFuture, FutureExt, Shared, WeakShared};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
+use crate::key::retry::LEAST;
+
 /// The requests under way; equal ones share one answer.
 pub struct SingleFlight<K, T> {
     table: Arc<FlightTable<K, T>>,
@@ -87,7 +89,7 @@ impl<K: Hash + Eq + Send + Sync + 'static, T: Clone + Send + Sync + 'static> Sin
         loop {
             let landed = timeout_at(deadline, self.join(request, &start)).await.ok()?;
             let short = landed.shared && for_want_of_time(&landed.answer);
-            if !short || Instant::now() >= deadline {
+            if !short || Instant::now() + LEAST >= deadline {
                 return Some(landed);
             }
         }

@@ -233,6 +233,12 @@ impl Key {
         self.refusal.lock().clone()
     }
 
+    /// Another KEK in the place of ours encrypts just as well.
+    fn is_still_ours(&self) -> Result<(), Error> {
+        let trouble = self.health.verdict().err().filter(|trouble| trouble.kind == Kind::KeyState);
+        trouble.map_or(Ok(()), |trouble| Err(Error::new(trouble.kind, trouble.text)))
+    }
+
     /// The client that has proven to encrypt, the version that is announced for it, and the
     /// attempts that are left: a proof that this request waited for took the others.
     async fn encrypting(&self, deadline: Instant) -> Result<(Arc<Active>, KeyId, u32), Error> {
@@ -329,12 +335,7 @@ impl Kms for Arc<Key> {
     /// Encrypts under the announced key_id, and answers only what has been decrypted again.
     async fn encrypt(&self, plaintext: Secret, call: &Call<'_>) -> Result<Sealed, RequestError> {
         let (active, announced, attempts) = self.encrypting(call.deadline).await?;
-        // Another KEK in the place of ours encrypts just as well.
-        if let Err(trouble) = self.health.verdict()
-            && trouble.kind == Kind::KeyState
-        {
-            return Err(Error::new(trouble.kind, trouble.text).into());
-        }
+        self.is_still_ours()?;
         let backend = &active.backend;
         let attempt = async |deadline| {
             let call = Call { deadline, ..*call };
@@ -347,6 +348,8 @@ impl Kms for Arc<Key> {
         if sealed.key_id != announced {
             return Err(self.moved().into());
         }
+        // A probe may have seen meanwhile that it is not.
+        self.is_still_ours()?;
         self.proven();
         Ok(sealed)
     }

@@ -48,6 +48,11 @@ pub(crate) struct KmsState {
     pub(crate) delay: Duration,
     /// Answers nobody until it is released.
     held: bool,
+    /// Whoever encrypts next waits until it is released.
+    encrypt_held: bool,
+    /// The form in which it encrypts, and the one that it no longer reads.
+    pub(crate) form: u8,
+    pub(crate) refused_form: Option<u8>,
     pub(crate) lies: bool,
     pub(crate) encrypts: u32,
     pub(crate) decrypts: u32,
@@ -107,16 +112,22 @@ impl ScriptedKms {
         self.set(|state| state.held = true);
     }
 
+    /// Whoever encrypts next waits.
+    pub(crate) fn hold_encrypt(&self) {
+        self.set(|state| state.encrypt_held = true);
+    }
+
     /// All who wait are answered.
     pub(crate) fn release(&self) {
         self.set(|state| state.held = false);
         self.released.notify_waiters();
     }
 
-    async fn wait(&self) {
+    async fn wait_if(&self, held: impl FnOnce(&mut KmsState) -> bool) {
         // Waits already when it looks, so that no release is missed in between.
         let released = self.released.notified();
-        if self.ask(|state| state.held) {
+        let held = held(&mut self.state.lock());
+        if held {
             released.await;
         }
     }
@@ -128,7 +139,7 @@ impl ScriptedKms {
             state.fails_times = state.fails_times.saturating_sub(1);
             (state.delay, state.fails.or_else(|| once.then_some(Kind::Unavailable)))
         };
-        self.wait().await;
+        self.wait_if(|state| state.held).await;
         tokio::time::sleep(delay).await;
         match failure {
             Some(kind) => Err(Error::new(kind, "as the test wants it")),
@@ -187,6 +198,7 @@ impl Provider for Scripted {
         if let Some(kind) = self.kms.ask(|state| state.encrypt_fails) {
             return Err(Error::new(kind, "encrypt fails as the test wants it"));
         }
+        self.kms.wait_if(|state| std::mem::take(&mut state.encrypt_held)).await;
         let (kek, used) = self.kms.ask(|state| (state.kek, state.wraps_with));
         let key_id = match used {
             Some(version) => self.kms.ask(|state| state.key_id(version))?,
@@ -194,7 +206,9 @@ impl Provider for Scripted {
         };
         let masked = plaintext.iter().map(|b| b ^ mask(&key_id));
         let ciphertext: Bytes = [kek].into_iter().chain(masked).collect();
-        Ok(Sealed { key_id, ciphertext, annotations: BTreeMap::new() })
+        let form = self.kms.ask(|state| Bytes::copy_from_slice(&[state.form]));
+        let annotations = BTreeMap::from([("form.example".to_owned(), form)]);
+        Ok(Sealed { key_id, ciphertext, annotations })
     }
 
     async fn encrypt_current(
@@ -214,6 +228,10 @@ impl Provider for Scripted {
         let disabled = self.kms.ask(|state| state.disabled).map(|version| format!("/{version}"));
         if disabled.is_some_and(|version| sealed.key_id.as_str().ends_with(&version)) {
             return Err(Error::new(Kind::KeyState, "this version is disabled"));
+        }
+        let form = sealed.annotations.get("form.example").and_then(|form| form.first().copied());
+        if form.is_some() && form == self.kms.ask(|state| state.refused_form) {
+            return Err(Error::new(Kind::KeyState, "this form is not read"));
         }
         let (kek, lies) = self.kms.ask(|state| (state.kek, state.lies));
         if sealed.ciphertext.first() != Some(&kek) {

@@ -18,7 +18,7 @@ use crate::process::app::App;
 use crate::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use crate::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};
 use crate::provider::supervisor::Supervisor;
-use crate::testing::{Scripted, ScriptedKms};
+use crate::testing::{KmsState, Scripted, ScriptedKms};
 use crate::{Endpoint, Kind, Source, Watcher, config};
 
 /// Nothing here takes longer, however busy the machine is.

@@ -328,7 +328,8 @@ impl KeyTask {
         self.described = now.filter(|_| proven.key_id.is_some());
         if let Some(sample) = proven.sample {
             self.encrypted = now;
-            self.keep_sample(sample);
+            // The one before was read with this very client, which may write in another form now.
+            *self.key.sample.lock() = Some(sample);
         }
         self.key.activate(proven.backend, proven.key_id, encrypts);
         if encrypts || self.spec.role == Some(KeyRole::Read) {

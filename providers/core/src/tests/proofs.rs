@@ -348,6 +348,53 @@ async fn a_kek_that_was_made_anew_under_the_same_key_id_is_never_taken_for_the_o
 }
 
 #[tokio::test]
+async fn an_encrypt_that_was_under_way_makes_no_key_well_that_has_another_kek_now() {
+    let kms = ScriptedKms::new("overtaken");
+    let process = Process::calm("overtaken").await;
+    let old = process.encrypt(1).await.unwrap();
+    let before = kms.ask(|state| state.encrypts);
+    kms.hold_encrypt();
+    let exchanged = async {
+        wait(|| kms.ask(|state| state.encrypts) > before).await;
+        kms.set(|state| (state.alike, state.kek) = (true, 2));
+        while process.status(1).await.is_ok() {
+            // What cannot be read makes the runtime look.
+            assert!(process.decrypt(1, &old).await.is_err());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        kms.release();
+    };
+    let (encrypted, ()) = join(process.encrypt(1), exchanged).await;
+    assert_eq!(encrypted.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(code(process.status(1).await), Code::FailedPrecondition);
+}
+
+#[tokio::test]
+async fn what_a_key_encrypts_in_another_form_is_what_it_must_read_from_then_on() {
+    let kms = ScriptedKms::new("forms");
+    let mut process = Process::new();
+    let (key, token) = with_token(&process, "forms");
+    let probe = json!({"interval": "1h", "timeout": "10s", "coast": "2h"});
+    process.configure(json!([key]), probe).await.unwrap();
+    process.until_healthy(1).await;
+    let load = async |to: &str| {
+        let before = kms.ask(|state| (state.connects, state.decrypts));
+        replace(&token, to);
+        // It reads what it encrypts, and what was encrypted before.
+        let proven = |state: &KmsState| state.connects > before.0 && state.decrypts > before.1 + 1;
+        wait(|| kms.ask(proven)).await;
+        assert!(process.encrypt(1).await.is_ok());
+        assert_eq!(shown(&process, "refused").to_string(), "null", "{to}");
+    };
+    // As with a setting that is changed: first it writes in the new form, then it reads no other.
+    kms.set(|state| state.form = 1);
+    load("good-2").await;
+    kms.set(|state| state.refused_form = Some(0));
+    load("good-3").await;
+    process.until_healthy(1).await;
+}
+
+#[tokio::test]
 async fn a_key_that_has_read_its_canary_outlives_the_version_that_wrapped_it() {
     let kms = ScriptedKms::new("retired");
     let old = Process::calm("retired").await.encrypt(1).await.unwrap();

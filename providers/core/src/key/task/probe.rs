@@ -59,6 +59,8 @@ impl KeyTask {
                 if encrypt {
                     self.encrypted = None;
                 }
+                // No request proves a key that has become another one: only the sample does.
+                self.sampled = self.sampled.filter(|_| error.kind() != Kind::KeyState);
                 self.failed(&error);
                 Err(())
             }
@@ -77,9 +79,7 @@ impl KeyTask {
         if moved || doubted || !active.encrypts || self.key.health.is_failing() {
             self.same_kek(backend, self.spec.canary.as_ref()).await?;
             self.sampled = now;
-        }
-        if !active.encrypts {
-            // What somebody has decrypted before may not be a sound sample for ever: ours is.
+            // What was just read, by whomever it was written, need not be sound for ever.
             *self.key.sample.lock() = None;
         }
         if moved || !active.encrypts {

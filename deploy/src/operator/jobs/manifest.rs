@@ -118,20 +118,21 @@ impl Work {
         self.mounts.push(json!({"name": name, "mountPath": path, "readOnly": !writable}));
     }
 
-    /// Has the token minted that the key's provider logs in with, before anything else starts;
-    /// gives what is to be mounted where it is read.
+    /// Has the token made that the key's provider logs in with, before anything else starts; gives
+    /// what is to be mounted where it is read.
     fn mint(&mut self, encryption: &SecretEncryption, key: &Key) -> Option<Value> {
         let minter = Minter {
             token: encryption.token(&key.vendor)?.clone(),
             kubeconfig: encryption.spec.control_plane.kubeconfig.clone(),
             server: None,
         };
-        let mut args = minter.args();
-        args.extend(["--once".to_owned(), format!("--wait={TOKEN_WAIT}")]);
-        args.extend(["--output=json".to_owned(), format!("--result-file={ANSWER}")]);
-        let mut container = container(TOKEN, &encryption.image("sidekey"), &args);
-        container["volumeMounts"] = minter.mounts();
-        self.sidecars.push(container);
+        if let Some(mut args) = minter.args() {
+            args.extend(["--once".to_owned(), format!("--wait={TOKEN_WAIT}")]);
+            args.extend(["--output=json".to_owned(), format!("--result-file={ANSWER}")]);
+            let mut container = container(TOKEN, &encryption.image("sidekey"), &args);
+            container["volumeMounts"] = minter.mounts();
+            self.sidecars.push(container);
+        }
         self.volumes.extend(minter.volumes());
         Some(minter.reader_mount())
     }

@@ -82,7 +82,8 @@ impl<'a> Pattern<'a> {
     /// Where minters ask, if there are any.
     pub(super) fn servers(&self) -> Option<Value> {
         let plane = &self.encryption.spec.control_plane;
-        self.encryption.vendors().iter().find_map(|vendor| self.encryption.token(vendor))?;
+        let vendors = self.encryption.vendors();
+        vendors.iter().find_map(|vendor| self.encryption.token(vendor)?.minted())?;
         let port = plane.port;
         let spec = json!({
             "type": "ClusterIP",
@@ -180,7 +181,7 @@ impl<'a> Pattern<'a> {
             if let Some(minter) = self.minter(vendor) {
                 let image = self.encryption.image("sidekey");
                 let (container, volumes) = inject::minter(&minter, &image);
-                providers.push(container);
+                providers.extend(container);
                 own.extend(volumes);
                 inject::add_mount(&mut provider, minter.reader_mount());
             }

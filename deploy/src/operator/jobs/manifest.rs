@@ -56,6 +56,8 @@ struct Work {
     mounts: Vec<Value>,
     /// What runs beside it.
     sidecars: Vec<Value>,
+    /// Addresses of names that the cluster's DNS does not know.
+    host_aliases: Value,
     /// Whether the container is started again in its pod, where it finds what it has kept.
     resumes: bool,
     deadline: Option<u64>,
@@ -103,6 +105,7 @@ impl Work {
             volumes: Vec::new(),
             mounts: Vec::new(),
             sidecars: Vec::new(),
+            host_aliases: Value::Null,
             resumes: false,
             deadline: None,
         }
@@ -163,6 +166,9 @@ impl Work {
                 },
             },
         });
+        if !self.host_aliases.is_null() {
+            spec["template"]["spec"]["hostAliases"] = self.host_aliases;
+        }
         if let Some(seconds) = self.deadline {
             spec["activeDeadlineSeconds"] = seconds.into();
         }
@@ -296,6 +302,7 @@ fn preflight(
     }
     let mut files = provider_files(encryption, key, &task.files)?;
     let mut work = Work::new(["preflight", "--timeout=60s"]);
+    work.host_aliases = task.host_aliases.clone();
     work.arg(format!("--socket={}", key.listen));
     if key.role == Role::Read {
         work.arg("--read-only");
@@ -343,6 +350,7 @@ fn rotate(
     }
     let files = provider_files(encryption, key, &task.files)?;
     let mut work = Work::new(["rotate"]);
+    work.host_aliases = task.host_aliases.clone();
     work.image = key.vendor.clone();
     work.arg(format!("--config={}/{}", names::MOUNT, names::CONFIG_FILE));
     work.arg(format!("--key={}", key.id));

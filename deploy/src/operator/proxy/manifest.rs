@@ -33,7 +33,7 @@ const MIN_READY_SECONDS: u64 = 2;
 const MIN_READY_WITH_TOKENS: u64 = 20;
 /// What these pods share with those of kube-apiserver: where they may run, how much they matter,
 /// and how their images are got.
-const FOLLOWED: [&str; 3] = ["priorityClassName", "tolerations", "imagePullSecrets"];
+const FOLLOWED: [&str; 4] = ["priorityClassName", "tolerations", "imagePullSecrets", "hostAliases"];
 
 /// What the objects are made from.
 pub(super) struct Pattern<'a> {

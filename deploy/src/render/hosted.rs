@@ -367,7 +367,11 @@ impl Hosted {
                 }
             }
             Identity::Ibm { correlation, url, .. } => {
-                settings = json!({"address": url, "correlationId": correlation});
+                settings = json!({"address": url});
+                // HyperShift's status may leave it out.
+                if !correlation.is_empty() {
+                    settings["correlationId"] = correlation.as_str().into();
+                }
                 credentials = match &self.auth.ibm_secret {
                     None => json!({"tokenFile": POD_TOKEN}),
                     Some(name) => {

@@ -145,14 +145,12 @@ fn hypershift(
 
 /// The Secrets that HyperShift's sidecars log in with.
 fn logins(spec: &Spec, metadata: &Value) -> Vec<Value> {
-    let logins: [(_, _, _, fn(&Key) -> Secret); 2] = [
-        ("azure", "azure-kms-config", "cloud.conf", azure_config),
-        ("aws", "kms-creds", "credentials", aws_credentials),
-    ];
+    let logins = [("azure", "azure-kms-config", "cloud.conf"), ("aws", "kms-creds", "credentials")];
     let mut objects = Vec::new();
-    for (vendor, name, entry, content) in logins {
+    for (vendor, name, entry) in logins {
         let Some(key) = spec.keys.iter().find(|key| key.vendor == vendor) else { continue };
-        let content = [(entry.to_owned(), content(key))].into();
+        let content = if vendor == "aws" { aws_credentials(key) } else { azure_config(key) };
+        let content = [(entry.to_owned(), content)].into();
         let mut metadata = metadata.clone();
         metadata["name"] = name.into();
         objects.push(manifest(metadata, &content, false));

@@ -86,7 +86,7 @@ pub(super) fn azure(
         match &keys.access {
             AzureAccess::ManagedIdentity { .. } => mounts.push(read_only("kms-cert", AZURE_CERTS)),
             AzureAccess::WorkloadIdentity { client, tenant } => {
-                mounts.push(mount("azure-kms-cloud-token", TOKEN));
+                mounts.push(read_only("azure-kms-cloud-token", TOKEN));
                 sidecar["env"] = json!([
                     {"name": "AZURE_CLIENT_ID", "value": client},
                     {"name": "AZURE_TENANT_ID", "value": tenant},
@@ -137,9 +137,11 @@ fn azure_access(keys: &AzureKms, minter: Option<&str>, addition: &mut Addition) 
     }
     addition.volumes.push(memory("azure-kms-cloud-token"));
     if let Some(image) = minter {
-        addition.needs.push("kubeconfig");
-        let mounts =
-            json!([mount("azure-kms-cloud-token", TOKEN), mount("kubeconfig", "/etc/kubernetes"),]);
+        addition.needs.push("localhost-kubeconfig");
+        let mounts = json!([
+            mount("azure-kms-cloud-token", TOKEN),
+            mount("localhost-kubeconfig", "/etc/kubernetes"),
+        ]);
         let kubeconfig = "/etc/kubernetes/kubeconfig";
         let minter = token_minter("azure-kms-token-minter", image, kubeconfig, mounts);
         addition.containers.push(minter);

@@ -27,7 +27,8 @@ fn put(description: &str, minter: Option<&str>) -> Value {
     images.insert("azure".to_owned(), "azure-kms-encryption-provider".to_owned());
     images.insert("ibmcloud".to_owned(), "ibmcloud-kms".to_owned());
     let wanted = Wanted { sidecars, images, ..sidekey(&[]) };
-    let volume = "      volumes: [{name: kubeconfig, secret: {secretName: kubeconfig}}]\n";
+    let kubeconfig = "{name: localhost-kubeconfig, secret: {secretName: localhost-kubeconfig}}";
+    let volume = format!("      volumes: [{kubeconfig}]\n");
     let text = HOSTED.replace("      securityContext", &format!("{volume}      securityContext"));
     nth(&injected(&text, &wanted).text, 1)["spec"]["template"]["spec"].clone()
 }
@@ -123,7 +124,7 @@ fn self_managed_azure_logs_in_with_a_token_of_the_hosted_cluster() {
             {"name": "AZURE_FEDERATED_TOKEN_FILE", "value": format!("{TOKEN}/token")},
         ])
     );
-    let token = json!({"name": "azure-kms-cloud-token", "mountPath": TOKEN});
+    let token = json!({"name": "azure-kms-cloud-token", "mountPath": TOKEN, "readOnly": true});
     assert_eq!(active["volumeMounts"][2], token);
     let minter = &spec["containers"][4];
     assert_eq!(minter["name"], "azure-kms-token-minter");
@@ -136,6 +137,13 @@ fn self_managed_azure_logs_in_with_a_token_of_the_hosted_cluster() {
             "--service-account-name=kms-provider",
             format!("--token-file={TOKEN}/token"),
             "--kubeconfig=/etc/kubernetes/kubeconfig",
+        ])
+    );
+    assert_eq!(
+        minter["volumeMounts"],
+        json!([
+            {"name": "azure-kms-cloud-token", "mountPath": TOKEN},
+            {"name": "localhost-kubeconfig", "mountPath": "/etc/kubernetes"},
         ])
     );
     let memory = json!({"name": "azure-kms-cloud-token", "emptyDir": {"medium": "Memory"}});

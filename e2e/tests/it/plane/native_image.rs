@@ -59,7 +59,8 @@ async fn install(client: &KubeClient, port: u16) -> Result<()> {
     for file in ["namespace.yaml", "secretencryptions.yaml", "webhook.yaml"] {
         let text = std::fs::read_to_string(Path::new(BASE).join(file))?;
         for mut object in manifest(&text)? {
-            for webhook in object["webhooks"].as_array_mut().into_iter().flatten() {
+            let webhooks = object.get_mut("webhooks").and_then(Value::as_array_mut);
+            for webhook in webhooks.into_iter().flatten() {
                 webhook["clientConfig"]["service"]["port"] = port.into();
             }
             client.apply(&object).await.with_context(|| file.to_owned())?;

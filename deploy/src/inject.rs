@@ -36,8 +36,7 @@ pub use input::{Described, described, sidecars};
 pub use minter::Minter;
 pub use presence::{is_whole, shares_sockets, vendors_of};
 pub use profiles::{
-    AwsKms, AzureAccess, AzureKms, HostedKms, IbmKms, ONE_DIRECTORY, Sidecars, SocketLayout,
-    VaultPlugin,
+    AwsKms, AzureKms, HostedKms, IbmKms, ONE_DIRECTORY, Sidecars, SocketLayout, VaultPlugin,
 };
 pub use record::Profile;
 use text::Draft;
@@ -147,9 +146,9 @@ pub(crate) fn sockets_of(vendor: &str) -> String {
     profiles::sockets_of(vendor)
 }
 
-/// The sidecar that mints a token, and the volumes that it mounts, as [`provider`] has it. What
-/// the provider mounts of it is to be added there.
-pub(crate) fn minter(minter: &Minter, image: &str) -> (Value, [Value; 2]) {
+/// The sidecar that mints a token, if it is minted, and the volumes that it takes, as [`provider`]
+/// has it. What the provider mounts of it is to be added there.
+pub(crate) fn minter(minter: &Minter, image: &str) -> (Option<Value>, Vec<Value>) {
     profiles::minter(minter, image)
 }
 

@@ -17,6 +17,7 @@ mod plane;
 mod raw;
 pub mod resources;
 mod tokens;
+mod vendors;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +31,8 @@ pub(crate) use parse::is_label as is_name;
 pub use period::parse_period;
 pub use plane::{ControlPlane, EtcdAccess, EtcdTls, Injection};
 pub use sidekey_core::config::KeyNumber;
-pub use tokens::{Account, Token, kept_tokens, told_tokens};
+pub use tokens::{Account, Minted, PodToken, Token, TokenSource, kept_tokens, told_tokens};
+pub use vendors::AzureKey;
 
 /// The group and version of [`SecretEncryption`].
 pub const API_VERSION: &str = "sidekey.dev/v1alpha1";
@@ -337,7 +339,7 @@ impl SecretEncryption {
         vendors
     }
 
-    /// The token that a vendor's provider logs in with, if one is minted for it.
+    /// The token that a vendor's provider logs in with, if one is made for it.
     pub fn token(&self, vendor: &str) -> Option<&Token> {
         self.spec.tokens.iter().find(|token| token.vendor == vendor)
     }

@@ -24,6 +24,7 @@ pub mod coast;
 pub use sidekey_verify::command;
 pub mod encryption;
 pub mod etcd;
+pub mod fakes;
 pub mod faulty;
 pub mod gateway;
 pub mod golang;

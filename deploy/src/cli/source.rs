@@ -89,6 +89,11 @@ impl Source {
         match value["kind"].as_str() {
             Some("HostedCluster") => {
                 let hosted = hosted::parse(&value).map_err(wrong)?;
+                if let Some((_, text)) = hosted.unsaid_login() {
+                    return Err(Error::usage(format!("{name} is not right\n{text}")).hint(
+                        "the operator reads that annotation; commands need a SecretEncryption",
+                    ));
+                }
                 Ok(Document::Hosted(Box::new(hosted)))
             }
             Some("APIServer") => {

@@ -51,10 +51,12 @@ fn collect(value: &Value, found: &mut Vec<Uri>) {
     }
 }
 
-/// The file of authorities that the key's settings name.
+/// The file of authorities that the key's settings name, each provider in its own place.
 fn authority(key: &Value) -> Option<String> {
-    let tls = &key["settings"]["tls"];
-    ["caFile", "ca"].iter().find_map(|name| tls[*name].as_str().map(str::to_owned))
+    let settings = &key["settings"];
+    let places = ["/tls/caFile", "/tls/ca", "/caFile", "/caBundle"];
+    let mut found = places.iter().filter_map(|place| settings.pointer(place)?.as_str());
+    found.next().map(str::to_owned)
 }
 
 /// A proxy wants a certificate of its list: that it listens is all that can be seen without.
@@ -140,6 +142,20 @@ fn judge(name: &str, theirs: SystemTime) -> Finding {
 mod tests {
     use super::super::Level;
     use super::*;
+
+    #[test]
+    fn a_key_is_visited_with_the_authorities_that_its_provider_trusts() {
+        let settings = [
+            serde_json::json!({"tls": {"caFile": "/ca"}}),
+            serde_json::json!({"caFile": "/ca"}),
+            serde_json::json!({"caBundle": "/ca"}),
+        ];
+        for settings in settings {
+            let key = serde_json::json!({"settings": settings});
+            assert_eq!(authority(&key).as_deref(), Some("/ca"), "{key}");
+        }
+        assert_eq!(authority(&serde_json::json!({"id": 1})), None);
+    }
 
     #[test]
     fn dates_of_http_are_read_and_compared() {

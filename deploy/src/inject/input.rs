@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
 use sidekey_core::config::{Problems, document};
 
 use super::minter::Minter;
-use super::profiles::{AwsKms, HostedKms, Sidecars, SocketLayout};
+use super::profiles::{Sidecars, SocketLayout};
 use super::record::Profile;
 use super::{hosted, vault};
 use crate::Error;
-use crate::model::{Key, Placement, Role, SecretEncryption};
+use crate::model::{Placement, SecretEncryption};
 
 /// What a description asks for.
 #[derive(Clone, Debug)]
@@ -73,43 +72,7 @@ pub fn sidecars(encryption: &SecretEncryption, profile: Profile) -> Result<Sidec
             Ok(Sidecars::OpenShift { plugins, secret: None })
         }
         Profile::HyperShift => {
-            Ok(Sidecars::HyperShift { kms: HostedKms::Aws(aws(&spec.keys)?), minter: None })
+            Ok(Sidecars::HyperShift { kms: hosted::of_keys(&spec.keys)?, minter: None })
         }
     }
-}
-
-/// HyperShift's containers have a key of AWS each, by role.
-fn aws(keys: &[Key]) -> Result<AwsKms, Problems> {
-    let mut problems = Problems::default();
-    let (mut active, mut backup, mut region) = (None, None, None);
-    for (index, key) in keys.iter().enumerate() {
-        problems.within(&format!("spec.keys[{index}]"), |problems| {
-            if key.vendor != "aws" {
-                problems.add("type", "only aws has a place in HyperShift's sidecars by this file");
-                return;
-            }
-            let Some(arn) = key.kek["key"].as_str().filter(|arn| arn.starts_with("arn:")) else {
-                problems.add("kek.key", "must be an ARN");
-                return;
-            };
-            let there = match &key.kek["region"] {
-                Value::String(region) => Some(region.clone()),
-                _ => arn.split(':').nth(3).map(str::to_owned),
-            };
-            if region.is_some() && region != there {
-                problems.add("kek.region", "must be that of the other key");
-            }
-            region = there;
-            let place = if key.role == Role::Write { &mut active } else { &mut backup };
-            if place.replace(arn.to_owned()).is_some() {
-                problems
-                    .add("role", "HyperShift has one key that reads, besides the one that writes");
-            }
-        });
-    }
-    let keys = active.zip(region).map(|(active, region)| AwsKms { active, backup, region });
-    if keys.is_none() {
-        problems.add("spec.keys", "there is no key that writes");
-    }
-    problems.into_result(keys)
 }

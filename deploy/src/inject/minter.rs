@@ -1,15 +1,22 @@
-//! What mints a token beside a provider: `sidekey token`, as a container.
+//! How a provider gets the token that it logs in with. Where one is minted, that is `sidekey token`,
+//! as a container beside it; others are volumes that kubelet fills.
 //!
 //! It never holds a pod's start up: it has no probe, and the kubeconfig's Secret may be missing
 //! until it is there. The API server that it asks starts after it.
 
 use serde_json::{Value, json};
+use sidekey_core::config::parse_duration;
 
 use crate::model::names::KUBECONFIG;
-use crate::model::{ObjectKey, Token};
+use crate::model::{Minted, ObjectKey, PodToken, Token, TokenSource};
 
 /// Before the vendor in the name of a minter's container.
 pub(crate) const PREFIX: &str = "sidekey-token-";
+
+/// The driver of volumes from a secrets store.
+const SECRETS_STORE: &str = "secrets-store.csi.k8s.io";
+/// The shortest life of a token that kubelet asks for.
+const SHORTEST: u64 = 600;
 
 /// A token, and how who mints it reaches the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,20 +35,20 @@ impl Minter {
         format!("{PREFIX}{}", self.token.vendor)
     }
 
-    /// The command's line.
-    pub(crate) fn args(&self) -> Vec<String> {
-        let Token { file, audience, service_account, expiry, .. } = &self.token;
+    /// The command's line, where a container mints it.
+    pub(crate) fn args(&self) -> Option<Vec<String>> {
+        let Minted { audience, service_account, expiry } = self.token.minted()?;
         let mut args = vec![
             "token".to_owned(),
             format!("--kubeconfig={KUBECONFIG}/kubeconfig"),
             format!("--service-account-namespace={}", service_account.namespace),
             format!("--service-account-name={}", service_account.name),
             format!("--token-audience={audience}"),
-            format!("--token-file={file}"),
+            format!("--token-file={}", self.token.file),
             format!("--expiry={expiry}"),
         ];
         args.extend(self.server.iter().map(|server| format!("--server={server}")));
-        args
+        Some(args)
     }
 
     /// What its container mounts.
@@ -62,16 +69,40 @@ impl Minter {
         json!({"name": volume, "mountPath": self.token.directory(), "readOnly": true})
     }
 
-    /// The volumes of both.
-    pub(crate) fn volumes(&self) -> [Value; 2] {
+    /// The volumes that it takes.
+    pub(crate) fn volumes(&self) -> Vec<Value> {
+        let mut volume = json!({"name": self.volume()});
+        match &self.token.source {
+            TokenSource::Minted(_) => {
+                volume["emptyDir"] = json!({"medium": "Memory"});
+                return vec![volume, self.kubeconfig()];
+            }
+            TokenSource::SecretsStore { secret_provider_class } => {
+                volume["csi"] = json!({
+                    "driver": SECRETS_STORE, "readOnly": true,
+                    "volumeAttributes": {"secretProviderClass": secret_provider_class},
+                });
+            }
+            TokenSource::Pod { pod_token: PodToken { audience, expiry } } => {
+                let mut token = json!({"path": self.token.file_name()});
+                // It has been read once: it is sound.
+                let seconds = parse_duration(expiry).map(|time| time.as_secs());
+                token["expirationSeconds"] = seconds.unwrap_or(SHORTEST).into();
+                if let Some(audience) = audience {
+                    token["audience"] = audience.as_str().into();
+                }
+                volume["projected"] = json!({"sources": [{"serviceAccountToken": token}]});
+            }
+        }
+        vec![volume]
+    }
+
+    fn kubeconfig(&self) -> Value {
         let ObjectKey { name, key } = &self.kubeconfig;
         let secret = json!({
             "secretName": name, "optional": true, "items": [{"key": key, "path": "kubeconfig"}],
         });
-        [
-            json!({"name": self.volume(), "emptyDir": {"medium": "Memory"}}),
-            json!({"name": self.kubeconfig_volume(), "secret": secret}),
-        ]
+        json!({"name": self.kubeconfig_volume(), "secret": secret})
     }
 
     fn volume(&self) -> String {

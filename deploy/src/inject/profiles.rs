@@ -11,7 +11,7 @@ use super::Wanted;
 use super::add::{Addition, Facts};
 use super::minter::Minter;
 use super::record::Profile;
-pub use hypershift::{AwsKms, AzureAccess, AzureKms, HostedKms, IbmKms};
+pub use hypershift::{AwsKms, AzureKms, HostedKms, IbmKms};
 pub use openshift::VaultPlugin;
 
 /// Sidecars, in one of the profiles.
@@ -94,8 +94,8 @@ pub(super) fn sockets_of(vendor: &str) -> String {
     format!("kms-sockets-{vendor}")
 }
 
-/// What mints a token, and the volumes that it mounts.
-pub(super) fn minter(minter: &Minter, image: &str) -> (Value, [Value; 2]) {
+/// What mints a token, if it is minted, and the volumes that it takes.
+pub(super) fn minter(minter: &Minter, image: &str) -> (Option<Value>, Vec<Value>) {
     (sidekey::minter(minter, image, &Facts::default()), minter.volumes())
 }
 

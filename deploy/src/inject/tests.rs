@@ -1,6 +1,7 @@
 //! Whole manifests: in, out, and back again.
 
 mod compat;
+mod hypershift;
 mod mistakes;
 mod random;
 mod sockets;

@@ -70,6 +70,16 @@ pub(super) struct RawToken {
     pub(super) service_account: Option<RawAccount>,
     #[serde(deserialize_with = "text")]
     pub(super) expiry: Option<String>,
+    pub(super) secret_provider_class: Option<String>,
+    pub(super) pod_token: Option<RawPodToken>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RawPodToken {
+    pub(super) audience: Option<String>,
+    #[serde(deserialize_with = "text")]
+    pub(super) expiry: Option<String>,
 }
 
 #[derive(Clone, Default, Deserialize)]

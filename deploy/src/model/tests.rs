@@ -267,7 +267,8 @@ fn a_token_is_hypershifts_where_nothing_else_is_said_and_its_mistakes_are_named(
     let token = encryption.token("aws").unwrap();
     assert_eq!(*token, Token::of("aws"));
     assert_eq!(token.directory(), "/var/run/secrets/openshift/serviceaccount");
-    assert_eq!(token.service_account.to_string(), "kube-system/kms-provider");
+    let minted = token.minted().unwrap();
+    assert_eq!(minted.service_account.to_string(), "kube-system/kms-provider");
     assert_eq!(encryption.token("vault"), None);
     assert_eq!(SecretEncryption::from_document(&encryption.document()).unwrap(), encryption);
     let local = &encryption.spec.control_plane.local_kubeconfig;
@@ -283,10 +284,33 @@ fn a_token_is_hypershifts_where_nothing_else_is_said_and_its_mistakes_are_named(
         ("[{type: aws, expiry: 5m}]", "expiry"),
         ("[{type: aws, expiry: soon}]", "expiry"),
         ("[{type: aws, serviceAccount: {name: A B}}]", "serviceAccount.name"),
+        ("[{type: ibmcloud, podToken: {}}]", "file"),
+        ("[{type: ibmcloud, file: /run/t/token, podToken: {expiry: 1m}}]", "podToken.expiry"),
+        ("[{type: ibmcloud, file: /run/t/token, podToken: {}, audience: x}]", "audience"),
+        ("[{type: azure, secretProviderClass: c}]", "file"),
+        ("[{type: azure, file: /mnt/c/x, secretProviderClass: ''}]", "secretProviderClass"),
+        ("[{type: azure, file: /mnt/c/x, secretProviderClass: c, podToken: {}}]", "podToken"),
+        ("[{type: azure, file: /mnt/c/x, secretProviderClass: c, expiry: 1h}]", "expiry"),
     ] {
         assert_eq!(paths(&with(wrong)), [format!("spec.tokens[0].{path}")], "{wrong}");
     }
     assert_eq!(paths(&with("[{type: aws}, {type: aws}]")), ["spec.tokens[1].type"]);
+}
+
+#[test]
+fn a_token_may_come_from_kubelet_or_from_a_secrets_store() {
+    let tokens = "[{type: ibmcloud, file: /run/t/token, podToken: {}}, {type: azure, file: /mnt/certs/kms, secretProviderClass: managed-azure-kms}]";
+    let text = SMALL.replace("  keys:\n", &format!("  tokens: {tokens}\n  keys:\n"));
+    let encryption = SecretEncryption::parse(&text).unwrap();
+    let pod_token = PodToken { audience: None, expiry: "15m".into() };
+    let token = encryption.token("ibmcloud").unwrap();
+    assert_eq!((&token.source, token.file_name()), (&TokenSource::Pod { pod_token }, "token"));
+    let token = encryption.token("azure").unwrap();
+    assert_eq!((token.minted(), token.directory()), (None, "/mnt/certs"));
+    assert_eq!(SecretEncryption::from_document(&encryption.document()).unwrap(), encryption);
+    // What a status keeps is read back as it was.
+    let kept: Vec<Token> = serde_json::from_value(json!(encryption.spec.tokens)).unwrap();
+    assert_eq!(kept, encryption.spec.tokens);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use kube::runtime::events::Recorder;
 
 use super::metrics::Metrics;
 use super::quiet::Quiet;
+use super::webhook::NativeImages;
 use crate::model::SecretEncryption;
 
 /// Shared by every pass of every reconciler.
@@ -32,6 +33,8 @@ pub struct Options {
     pub namespace: String,
     /// Images where a SecretEncryption names none: `shim`, `proxy`, `sidekey`, or a vendor.
     pub images: BTreeMap<String, String>,
+    /// Images that plugins which others run are to have.
+    pub(crate) native_images: NativeImages,
     /// How often a control plane with nothing to do is looked at.
     pub poll: Duration,
     /// For tests alone: how far apart the counts of a census must be.
@@ -43,6 +46,7 @@ impl Default for Options {
         Self {
             namespace: "sidekey-system".to_owned(),
             images: BTreeMap::new(),
+            native_images: NativeImages::default(),
             poll: Duration::from_secs(30),
             census_apart: None,
         }

@@ -60,6 +60,8 @@ pub struct PreflightTask {
     pub files: ResolvedFiles,
     /// What tells this trial from one of another time; none: the answer of any time will do.
     pub occasion: Option<String>,
+    /// The `hostAliases` of kube-apiserver's pods: the KMS may be found by no other name.
+    pub host_aliases: Value,
 }
 
 /// What every kube-apiserver must say of itself.
@@ -115,6 +117,8 @@ pub struct RotateTask {
     /// The hash of its key_id as the shims announce it: with any other nothing is done, so that a
     /// Job which is run again does not ask twice.
     pub key_id_hash: String,
+    /// The `hostAliases` of kube-apiserver's pods.
+    pub host_aliases: Value,
 }
 
 /// What became of it.

@@ -39,7 +39,7 @@ use std::time::Duration;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use rustls::ClientConfig;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::context::Context;
 use super::pki::{self, Pki};
@@ -364,6 +364,11 @@ impl<'a> Pass<'a> {
             Ok(()) => Ok(files),
             Err(error) => Err(Halt::Refused(MISSING, explained(&error))),
         }
+    }
+
+    /// What Jobs that ask a KMS in the place of kube-apiserver's pods must have of these.
+    async fn host_aliases(&self) -> Result<Value, Halt> {
+        Ok(roll::host_aliases(self.ctx, &self.wanted).await?)
     }
 
     /// Every kube-apiserver, as Jobs reach it.

@@ -126,6 +126,16 @@ pub async fn shares_sockets(
     Ok(specs.any(|spec| inject::shares_sockets(spec, vendors)))
 }
 
+/// The addresses that pods of kube-apiserver are given for names which the cluster's DNS does not know:
+/// a KMS may be one of them. Null: none.
+pub async fn host_aliases(ctx: &Context, encryption: &SecretEncryption) -> Result<Value, Error> {
+    let plane = Plane::read(&ctx.client, encryption).await?;
+    let templates = plane.workloads.iter().map(|workload| workload.pod_spec());
+    let mut specs = templates.chain(plane.pods.iter().map(|pod| pod.spec()));
+    let aliases = specs.find_map(|spec| spec.get("hostAliases").filter(|list| !list.is_null()));
+    Ok(aliases.cloned().unwrap_or_default())
+}
+
 /// Why a count of the one etcd that is known says too little, if so: a kube-apiserver keeps some
 /// resources in another one.
 pub async fn stores_elsewhere(

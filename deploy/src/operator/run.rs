@@ -108,7 +108,7 @@ pub fn main() -> ExitCode {
 async fn operate(args: &Args) -> Result<(), Error> {
     let mut signals = Signals::new()
         .map_err(|error| Error::failed("cannot listen for signals").because(error))?;
-    let options = args.options();
+    let options = args.options()?;
     tracing::info!(version = crate::VERSION, namespace = options.namespace, "starting");
     let client = args.access.client().await?;
     let identity = identity();

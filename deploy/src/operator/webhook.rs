@@ -15,9 +15,13 @@
 //! **Fail, not Ignore.** Without its sidecars a kube-apiserver cannot read what is encrypted. With
 //! every operator down no pod of kube-apiserver is made in those namespaces; those that run are
 //! not touched, and the ReplicaSet makes the missing ones as soon as one operator answers.
+//!
+//! A second one, which is off unless the command line names an image, exchanges the image of a
+//! plugin that HyperShift runs itself: see [`native`].
 
 mod certificate;
 mod decide;
+mod native;
 #[cfg(test)]
 mod tests;
 
@@ -30,7 +34,6 @@ use futures_util::future::BoxFuture;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use kube::api::DynamicObject;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -38,12 +41,15 @@ use tokio::time::timeout;
 
 pub(crate) use certificate::{Certificate, Keeper};
 use decide::{Decision, decide};
+pub(crate) use native::NativeImages;
 
 use super::context::Options;
 use super::run::{Answer, Shelf, Site, text, typed};
 
 /// Where it answers.
 const PATH: &str = "/mutate";
+/// Where it answers about the images of others.
+const NATIVE_PATH: &str = "/native-image";
 /// The longest question. A pod of kube-apiserver has some ten kilobytes.
 const MAX_REVIEW: usize = 1024 * 1024;
 /// Time for a question to arrive.
@@ -94,9 +100,11 @@ impl Webhook {
     }
 
     async fn respond(&self, request: Request<Incoming>) -> Answer {
-        if request.uri().path() != PATH {
-            return text(StatusCode::NOT_FOUND, "not found: the webhook is at /mutate\n");
-        }
+        let native = match request.uri().path() {
+            PATH => false,
+            NATIVE_PATH => true,
+            _ => return text(StatusCode::NOT_FOUND, "not found: the webhook is at /mutate\n"),
+        };
         if request.method() != Method::POST {
             return text(StatusCode::METHOD_NOT_ALLOWED, "use POST\n");
         }
@@ -109,25 +117,42 @@ impl Webhook {
             Ok(Err(_)) => return text(StatusCode::BAD_REQUEST, "the review did not arrive\n"),
             Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "the review did not arrive\n"),
         };
-        self.review(body).await
+        if native { self.review_native(body).await } else { self.review(body).await }
     }
 
-    /// The answer to a review. What takes time to think runs beside what must go on.
+    /// The answer to a review.
     async fn review(&self, body: Bytes) -> Answer {
-        let unready = || {
-            let why = "the list of SecretEncryptions is not there yet; try again in a moment\n";
-            text(StatusCode::SERVICE_UNAVAILABLE, why)
-        };
         if !self.encryptions.is_synced() {
             return unready();
         }
-        let Ok(_turn) = self.turns.acquire().await else { return unready() };
         let (encryptions, options) = (self.encryptions.clone(), self.options.clone());
-        let thinking = tokio::task::spawn_blocking(move || {
-            answer(&body, |namespace| encryptions.within(namespace), &options)
-        });
+        self.think(body, move |namespace, pod| {
+            decide(namespace, pod, &encryptions.within(namespace), &options)
+        })
+        .await
+    }
+
+    /// The answer where only an image may change: nothing must be known for it.
+    async fn review_native(&self, body: Bytes) -> Answer {
+        let options = self.options.clone();
+        self.think(body, move |_, pod| options.native_images.decide(pod)).await
+    }
+
+    /// What takes time to think runs beside what must go on.
+    async fn think(
+        &self,
+        body: Bytes,
+        decide: impl FnOnce(&str, &Value) -> Decision + Send + 'static,
+    ) -> Answer {
+        let Ok(_turn) = self.turns.acquire().await else { return unready() };
+        let thinking = tokio::task::spawn_blocking(move || answer(&body, decide));
         thinking.await.unwrap_or_else(|_| unready())
     }
+}
+
+fn unready() -> Answer {
+    let why = "the list of SecretEncryptions is not there yet; try again in a moment\n";
+    text(StatusCode::SERVICE_UNAVAILABLE, why)
 }
 
 impl Site for Webhook {
@@ -136,11 +161,7 @@ impl Site for Webhook {
     }
 }
 
-fn answer(
-    body: &[u8],
-    encryptions: impl FnOnce(&str) -> Vec<Arc<DynamicObject>>,
-    options: &Options,
-) -> Answer {
+fn answer(body: &[u8], decide: impl FnOnce(&str, &Value) -> Decision) -> Answer {
     let review: Review = match serde_json::from_slice(body) {
         Ok(review) => review,
         Err(error) => {
@@ -154,7 +175,7 @@ fn answer(
     let Asked { uid, operation, namespace, kind, object } = review.request;
     let is_pod = kind.kind == "Pod" && kind.group.is_empty() && operation == "CREATE";
     let decision = if is_pod && !namespace.is_empty() {
-        decide(&namespace, &object, &encryptions(&namespace), options)
+        decide(&namespace, &object)
     } else {
         Decision::Untouched
     };
@@ -189,7 +210,7 @@ fn tell(namespace: &str, pod: &Value, decision: &Decision) {
     let pod = title(pod);
     match decision {
         Decision::Untouched => tracing::debug!(namespace, pod, "pod left as it is"),
-        Decision::Changed { .. } => tracing::info!(namespace, pod, "sidecars put into a pod"),
+        Decision::Changed { .. } => tracing::info!(namespace, pod, "pod changed"),
         Decision::Refused(error) => tracing::error!(namespace, pod, error, "pod refused"),
     }
 }

@@ -3,6 +3,8 @@
 
 use serde_json::Value;
 
+use crate::model::AzureKey;
+
 /// 32-bit FNV-1, as Go's `fnv.New32`.
 pub fn fnv1(bytes: &[u8]) -> u32 {
     bytes.iter().fold(OFFSET, |hash, byte| hash.wrapping_mul(PRIME) ^ u32::from(*byte))
@@ -22,14 +24,15 @@ pub fn aws_provider(arn: &str) -> String {
 }
 
 /// The provider name of an Azure key.
-pub fn azure_provider(vault: &str, key: &str, version: &str, managed_hsm: bool) -> String {
+pub fn azure_provider(key: &AzureKey) -> String {
     // Compact JSON with the fields in just this order.
+    let AzureKey { vault, name, version, managed_hsm } = key;
     let text = |text: &str| Value::from(text).to_string();
-    let hsm = if managed_hsm { r#","keyVaultType":"ManagedHSM""# } else { "" };
+    let hsm = if *managed_hsm { r#","keyVaultType":"ManagedHSM""# } else { "" };
     let json = format!(
         r#"{{"keyVaultName":{},"keyName":{},"keyVersion":{}{hsm}}}"#,
         text(vault),
-        text(key),
+        text(name),
         text(version)
     );
     format!("azure-{:08x}", fnv1a(json.as_bytes()))
@@ -49,9 +52,13 @@ mod tests {
         assert_eq!(aws_provider("test"), "awskmskey-3157003241");
         let arn = "arn:aws:kms:us-east-1:123456789012:key/12345678-1234-1234-1234-123456789012";
         assert_eq!(aws_provider(arn), "awskmskey-445794736");
-        assert_eq!(azure_provider("vault", "key", "1", false), "azure-be23a676");
-        assert_eq!(azure_provider("vault", "key", "1", true), "azure-46685c54");
-        assert_eq!(azure_provider("test-kms-keyvault", "test-key", "1", false), "azure-b6969f37");
+        let azure = |vault: &str, name: &str, managed_hsm: bool| {
+            let (vault, name, version) = (vault.to_owned(), name.to_owned(), "1".to_owned());
+            azure_provider(&AzureKey { vault, name, version, managed_hsm })
+        };
+        assert_eq!(azure("vault", "key", false), "azure-be23a676");
+        assert_eq!(azure("vault", "key", true), "azure-46685c54");
+        assert_eq!(azure("test-kms-keyvault", "test-key", false), "azure-b6969f37");
     }
 
     #[test]

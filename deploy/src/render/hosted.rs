@@ -3,6 +3,7 @@
 //! HyperShift forgets keys: a `backupKey` once its own status is set, and the old key when the
 //! provider or the type changes. Whatever the object still names is kept here as a reader.
 
+mod azure;
 mod raw;
 mod read;
 
@@ -11,8 +12,8 @@ use serde_json::{Value, json};
 use super::{ResolvedFiles, hashes};
 use crate::Error;
 use crate::model::{
-    Cipher, CipherKind, FileRef, FileSource, Key, KeyNumber, ObjectKey, Role, SecretEncryption,
-    Spec, Writer, names,
+    AzureKey, Cipher, CipherKind, FileRef, FileSource, Key, KeyNumber, ObjectKey, Role,
+    SecretEncryption, Spec, Writer, names,
 };
 
 pub use read::parse;
@@ -27,10 +28,14 @@ pub const KMS_RESOURCES: [&str; 5] = [
 ];
 /// The token that HyperShift's minter writes.
 const TOKEN: &str = "/var/run/secrets/openshift/serviceaccount/token";
+/// The token that kubelet gives to IBM's pods.
+const POD_TOKEN: &str = "/etc/pod-identity-token/pod-identity-token";
+/// Where managed Azure's identities lie.
+pub(crate) const AZURE_CERTS: &str = "/mnt/certs";
 /// The entry of a Secret with an AES-CBC key.
 const AESCBC_ENTRY: &str = "key";
 /// The entry of a Secret with an IBM API key.
-const IBM_ENTRY: &str = "iam_apikey";
+pub(crate) const IBM_ENTRY: &str = "iam_apikey";
 
 /// What a HostedCluster says of its encryption.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,16 +72,7 @@ pub enum Identity {
         region: String,
     },
     /// Azure Key Vault or Managed HSM.
-    Azure {
-        /// Name of the vault.
-        vault: String,
-        /// Name of the key.
-        name: String,
-        /// Version of the key.
-        version: String,
-        /// Whether the vault is a Managed HSM.
-        managed_hsm: bool,
-    },
+    Azure(AzureKey),
     /// IBM Cloud Key Protect.
     Ibm {
         /// The root key.
@@ -106,12 +102,29 @@ pub struct Auth {
     pub aws_role: Option<String>,
     /// The Secret that names that role in its AWS configuration, where the spec does not.
     pub aws_role_secret: Option<String>,
-    /// Azure's `kms` or `workloadIdentity`, as it is written.
-    pub azure: Value,
-    /// Azure's `keyVaultAccess`.
-    pub azure_access: Option<String>,
+    /// That of Azure.
+    pub azure: Option<AzureAccess>,
+    /// Azure's cloud, where it is not the public one.
+    pub azure_cloud: Option<String>,
     /// The Secret with IBM's API key; none if services trust each other.
     pub ibm_secret: Option<String>,
+}
+
+/// How Azure's providers log in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AzureAccess {
+    /// With what a secrets store holds of a managed identity.
+    ManagedIdentity {
+        /// The secret's name there, and the file's in the pod.
+        secret: String,
+    },
+    /// With a token of the hosted cluster.
+    WorkloadIdentity {
+        /// The client.
+        client: String,
+        /// Its tenant.
+        tenant: String,
+    },
 }
 
 /// A key that was published before.
@@ -128,7 +141,7 @@ impl Identity {
     pub fn fingerprint(&self) -> String {
         let text = match self {
             Self::Aws { arn, .. } => arn.clone(),
-            Self::Azure { vault, name, version, managed_hsm } => {
+            Self::Azure(AzureKey { vault, name, version, managed_hsm }) => {
                 let hsm = if *managed_hsm { "/ManagedHSM" } else { "" };
                 format!("{vault}/{name}/{version}{hsm}")
             }
@@ -142,7 +155,7 @@ impl Identity {
     pub fn provider(&self) -> &'static str {
         match self {
             Self::Aws { .. } => "AWS",
-            Self::Azure { .. } => "Azure",
+            Self::Azure(_) => "Azure",
             Self::Ibm { .. } => "IBMCloud",
             Self::Aescbc { .. } => "AESCBC",
         }
@@ -153,7 +166,7 @@ impl Identity {
         let provider = self.provider();
         match self {
             Self::Aws { arn, .. } => json!({"provider": provider, "aws": {"arn": arn}}),
-            Self::Azure { .. } => json!({"provider": provider, "azure": self.kek()}),
+            Self::Azure(key) => json!({"provider": provider, "azure": key.entry()}),
             Self::Ibm { crk, instance, version, correlation, url, .. } => {
                 let entry = json!({
                     "crkID": crk, "instanceID": instance, "keyVersion": version,
@@ -178,7 +191,7 @@ impl Identity {
     pub fn vendor(&self) -> &'static str {
         match self {
             Self::Aws { .. } => "aws",
-            Self::Azure { .. } => "azure",
+            Self::Azure(_) => "azure",
             Self::Ibm { .. } => "ibmcloud",
             Self::Aescbc { .. } => "aescbc",
         }
@@ -194,18 +207,25 @@ impl Identity {
                     false => json!({"key": arn, "region": region}),
                 }
             }
-            Self::Azure { vault, name, version, managed_hsm } => {
-                let mut kek =
-                    json!({"keyVaultName": vault, "keyName": name, "keyVersion": version});
-                if *managed_hsm {
-                    kek["keyVaultType"] = "ManagedHSM".into();
-                }
-                kek
-            }
-            Self::Ibm { crk, instance, version, .. } => {
-                json!({"crkID": crk, "instanceID": instance, "keyVersion": version})
-            }
+            Self::Azure(key) => key.kek(),
+            // A version as HyperShift counts is none of Key Protect's: the provider follows those of
+            // its key by itself.
+            Self::Ibm { crk, instance, .. } => json!({"instance": instance, "key": crk}),
             Self::Aescbc { .. } => Value::Null,
+        }
+    }
+}
+
+impl AzureAccess {
+    /// As the provider reads it.
+    fn credentials(&self) -> Value {
+        match self {
+            Self::ManagedIdentity { secret } => {
+                json!({"identityFile": format!("{AZURE_CERTS}/{secret}")})
+            }
+            Self::WorkloadIdentity { client, tenant } => {
+                json!({"tenantId": tenant, "clientId": client, "federatedTokenFile": TOKEN})
+            }
         }
     }
 }
@@ -229,6 +249,21 @@ impl Hosted {
             key.writes = key.wanted;
         }
         self
+    }
+
+    /// What the object leaves out of how to log in: the vendor, and what to do about it.
+    pub fn unsaid_login(&self) -> Option<(&'static str, String)> {
+        let wanted = self.keys.iter().find(|key| key.wanted)?;
+        if !matches!(wanted.identity, Identity::Ibm { .. }) || self.auth.ibm_secret.is_some() {
+            return None;
+        }
+        let login = format!("{{tokenFile: {POD_TOKEN}, profileName: NAME}}");
+        let text = format!(
+            "spec.secretEncryption.kms.ibmcloud.auth.type: Managed names no trusted profile, and IAM \
+             gives a pod's token no rights without one: write vendors: {{ibmcloud: {{credentials: \
+             {login}}}}} into the annotation sidekey.dev/settings"
+        );
+        Some((wanted.identity.vendor(), text))
     }
 
     /// Content that must be known before it can be translated: names are made of it.
@@ -292,18 +327,26 @@ impl Hosted {
 
     fn kms_keys(&self, known: &[KnownKey]) -> Vec<Key> {
         let mut last = known.iter().map(|key| key.id.0).max().unwrap_or(0);
-        let mut keys = Vec::new();
+        let mut keys: Vec<Key> = Vec::new();
         let kms = |key: &&HostedKey| !matches!(key.identity, Identity::Aescbc { .. });
         for hosted in self.keys.iter().filter(kms) {
             let kek = hosted.identity.kek();
             let fingerprint = sidekey_core::fingerprint(&kek);
+            // One KEK under several versions of HyperShift's count is one key.
+            let same = keys.iter().position(|key| key.fingerprint() == fingerprint);
+            let same = same.map(|index| keys.remove(index));
             // The newest: an old KEK that came back had got a new number.
             let before = known.iter().filter(|known| known.fingerprint == fingerprint);
-            let id = before.map(|known| known.id).max().unwrap_or_else(|| {
+            let before = before.map(|known| known.id).max();
+            let id = before.or_else(|| same.as_ref().map(|key| key.id)).unwrap_or_else(|| {
                 last += 1;
                 KeyNumber(last)
             });
-            keys.push(self.key(id, hosted, kek));
+            let mut key = self.key(id, hosted, kek);
+            if same.is_some_and(|same| same.role == Role::Write) {
+                key.role = Role::Write;
+            }
+            keys.push(key);
         }
         keys
     }
@@ -316,16 +359,21 @@ impl Hosted {
                 let role = self.auth.aws_role.clone().unwrap_or_default();
                 credentials = json!({"roleArn": role, "webIdentityTokenFile": TOKEN});
             }
-            Identity::Azure { .. } => {
-                credentials = self.auth.azure.clone();
-                if let Some(access) = &self.auth.azure_access {
-                    settings = json!({"keyVaultAccess": access});
+            Identity::Azure(_) => {
+                credentials =
+                    self.auth.azure.as_ref().map_or(Value::Null, AzureAccess::credentials);
+                if let Some(cloud) = &self.auth.azure_cloud {
+                    settings = json!({"cloud": cloud});
                 }
             }
-            Identity::Ibm { correlation, url, region, .. } => {
-                settings = json!({"correlationID": correlation, "url": url, "region": region});
+            Identity::Ibm { correlation, url, .. } => {
+                settings = json!({"address": url});
+                // HyperShift's status may leave it out.
+                if !correlation.is_empty() {
+                    settings["correlationId"] = correlation.as_str().into();
+                }
                 credentials = match &self.auth.ibm_secret {
-                    None => json!({"serviceToService": true}),
+                    None => json!({"tokenFile": POD_TOKEN}),
                     Some(name) => {
                         let source = ObjectKey { name: name.clone(), key: IBM_ENTRY.to_owned() };
                         let source = FileSource::Secret(source);

@@ -11,7 +11,8 @@ use sidekey_core::Secret;
 
 use super::{Created, Phase, ResolvedFiles, encryption, hashes, manifest, render};
 use crate::model::{
-    Cipher, FileSource, Key, KeyNumber, ObjectKey, Role, SecretEncryption, Writer, names,
+    AzureKey, Cipher, FileSource, Key, KeyNumber, ObjectKey, Role, SecretEncryption, Spec, Writer,
+    names,
 };
 use crate::{Error, report};
 
@@ -138,12 +139,23 @@ fn hypershift(
         metadata["namespace"] = namespace.as_str().into();
     }
     let mut objects = vec![manifest(metadata.clone(), &content, false)];
-    if let Some(key) = spec.keys.iter().find(|key| key.vendor == "aws") {
-        metadata["name"] = "kms-creds".into();
-        let content = [("credentials".to_owned(), aws_credentials(key))].into();
-        objects.insert(0, manifest(metadata, &content, false));
-    }
+    objects.splice(0..0, logins(spec, &metadata));
     Ok(objects)
+}
+
+/// The Secrets that HyperShift's sidecars log in with.
+fn logins(spec: &Spec, metadata: &Value) -> Vec<Value> {
+    let logins = [("azure", "azure-kms-config", "cloud.conf"), ("aws", "kms-creds", "credentials")];
+    let mut objects = Vec::new();
+    for (vendor, name, entry) in logins {
+        let Some(key) = spec.keys.iter().find(|key| key.vendor == vendor) else { continue };
+        let content = if vendor == "aws" { aws_credentials(key) } else { azure_config(key) };
+        let content = [(entry.to_owned(), content)].into();
+        let mut metadata = metadata.clone();
+        metadata["name"] = name.into();
+        objects.push(manifest(metadata, &content, false));
+    }
+    objects
 }
 
 /// All of IBM's keys are in one process, behind one name; all AES-CBC keys are in one provider.
@@ -174,14 +186,12 @@ fn hypershift_provider(key: &Key) -> Result<(String, String), Error> {
             Ok((name, format!("unix:///var/run/awskms{role}.sock")))
         }
         "azure" => {
-            let hsm = text("keyVaultType") == "ManagedHSM";
-            let name = hashes::azure_provider(
-                text("keyVaultName"),
-                text("keyName"),
-                text("keyVersion"),
-                hsm,
-            );
-            Ok((name, format!("unix:///opt/azurekms{role}.socket")))
+            let named = AzureKey::of(&key.kek).ok_or_else(|| {
+                Error::usage(format!("key {}: its kek names no version", key.id))
+                    .hint("HyperShift knows no key without one: write kek.version")
+            })?;
+            let endpoint = format!("unix:///opt/azurekms{role}.socket");
+            Ok((hashes::azure_provider(&named), endpoint))
         }
         "ibmcloud" => Ok(("ibmv2".to_owned(), "unix:///tmp/keyprotectprovider.sock".to_owned())),
         other => Err(Error::usage(format!("HyperShift has no provider {other} (key {})", key.id))
@@ -200,6 +210,21 @@ fn aws_credentials(key: &Key) -> Secret {
         text("webIdentityTokenFile"),
     );
     Secret::new(content.into_bytes())
+}
+
+/// What HyperShift's operator writes into Azure's `cloud.conf`, as far as its plugin reads it.
+fn azure_config(key: &Key) -> Secret {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let cloud = text(&key.settings["cloud"]).unwrap_or_else(|| "AzurePublicCloud".to_owned());
+    let mut config = json!({"cloud": cloud, "useManagedIdentityExtension": false});
+    if let Some(tenant) = text(&key.credentials["tenantId"]) {
+        config["tenantId"] = tenant.into();
+    }
+    match text(&key.credentials["identityFile"]) {
+        Some(path) => config["aadMSIDataPlaneIdentityPath"] = path.into(),
+        None => config["useWorkloadIdentityExtension"] = true.into(),
+    }
+    Secret::new(format!("{config:#}\n").into_bytes())
 }
 
 fn openshift(

@@ -31,6 +31,7 @@ mod plane {
     mod cli_doctor;
     mod cli_migrate;
     mod cli_publish;
+    mod native_image;
     mod shim_adoption;
     pub(crate) mod shim_faults;
     pub(crate) mod up;

@@ -9,6 +9,8 @@ use super::super::Wanted;
 use super::super::add::{Addition, Facts};
 use super::super::flags::{CONFIG, RELOAD};
 use super::{ONE_DIRECTORY, hypershift_vendors as vendors, mount};
+use crate::model::AzureKey;
+use crate::render::hosted::AzureAccess;
 
 /// Where kube-apiserver has its EncryptionConfiguration.
 const ENCRYPTION: &str = "/etc/kubernetes/secret-encryption";
@@ -35,33 +37,15 @@ pub struct AwsKms {
     pub region: String,
 }
 
-/// Keys of Azure: name and version.
+/// Keys of Azure, in one vault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AzureKms {
-    /// The vault of the keys.
-    pub vault: String,
     /// The key that writes.
-    pub active: (String, String),
+    pub active: AzureKey,
     /// The key that only reads.
-    pub backup: Option<(String, String)>,
-    /// The vault is a managed HSM.
-    pub managed_hsm: bool,
+    pub backup: Option<AzureKey>,
     /// How the sidecars log in.
     pub access: AzureAccess,
-}
-
-/// How Azure's sidecars log in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AzureAccess {
-    /// With a certificate from a secrets store.
-    ManagedIdentity,
-    /// With a token of the hosted cluster.
-    WorkloadIdentity {
-        /// The client.
-        client: String,
-        /// Its tenant.
-        tenant: String,
-    },
 }
 
 /// Keys of IBM Key Protect: all in one process.

@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 use super::super::add::Addition;
-use super::hypershift::{AwsKms, AzureAccess, AzureKms, IbmKms, Ports, container, liveness};
+use super::hypershift::{AwsKms, AzureKms, IbmKms, Ports, container, liveness};
 use super::{mount, read_only};
+use crate::model::AzureKey;
+use crate::render::hosted::{AZURE_CERTS, AzureAccess};
 
 /// Where the tokens are that sidecars log in with.
 const TOKEN: &str = "/var/run/secrets/openshift/serviceaccount";
@@ -76,18 +78,15 @@ pub(super) fn azure(
         let title = format!("azure-kms-provider-{role}");
         let numbers = numbers.map(|port| ports.take(port, &title));
         let mut sidecar = container(&title, image, "10Mi");
-        sidecar["args"] = json!(azure_args(keys, role, key, numbers));
+        sidecar["args"] = json!(azure_args(role, key, numbers));
         sidecar["ports"] = port_of(numbers[0]);
         sidecar["livenessProbe"] = liveness(numbers[0], "/healthz");
-        let mut mounts = vec![
-            mount("kms-socket", "/opt"),
-            mount("azure-kms-credentials", "/etc/kubernetes"),
-            mount("tmp-dir", "/tmp"),
-        ];
+        let mut mounts =
+            vec![mount("azure-kms-credentials", "/etc/kubernetes"), mount("kms-socket", "/opt")];
         match &keys.access {
-            AzureAccess::ManagedIdentity => mounts.push(read_only("kms-cert", "/mnt/certs")),
+            AzureAccess::ManagedIdentity { .. } => mounts.push(read_only("kms-cert", AZURE_CERTS)),
             AzureAccess::WorkloadIdentity { client, tenant } => {
-                mounts.push(mount("azure-kms-cloud-token", TOKEN));
+                mounts.push(read_only("azure-kms-cloud-token", TOKEN));
                 sidecar["env"] = json!([
                     {"name": "AZURE_CLIENT_ID", "value": client},
                     {"name": "AZURE_TENANT_ID", "value": tenant},
@@ -95,6 +94,7 @@ pub(super) fn azure(
                 ]);
             }
         }
+        mounts.push(mount("tmp-dir", "/tmp"));
         sidecar["volumeMounts"] = json!(mounts);
         addition.containers.push(sidecar);
     }
@@ -107,14 +107,10 @@ pub(super) fn azure(
     azure_access(keys, minter, addition);
 }
 
-fn azure_args(
-    keys: &AzureKms,
-    role: &str,
-    (name, version): &(String, String),
-    [health, metrics]: [u16; 2],
-) -> Vec<String> {
+fn azure_args(role: &str, key: &AzureKey, [health, metrics]: [u16; 2]) -> Vec<String> {
+    let AzureKey { vault, name, version, managed_hsm } = key;
     let mut args = vec![
-        format!("--keyvault-name={}", keys.vault),
+        format!("--keyvault-name={vault}"),
         format!("--key-name={name}"),
         format!("--key-version={version}"),
         format!("--listen-addr=unix:///opt/azurekms{role}.socket"),
@@ -124,14 +120,14 @@ fn azure_args(
         "--config-file-path=/etc/kubernetes/azure.json".to_owned(),
         "-v=1".to_owned(),
     ];
-    if keys.managed_hsm {
+    if *managed_hsm {
         args.push("--managed-hsm".to_owned());
     }
     args
 }
 
 fn azure_access(keys: &AzureKms, minter: Option<&str>, addition: &mut Addition) {
-    if keys.access == AzureAccess::ManagedIdentity {
+    if matches!(keys.access, AzureAccess::ManagedIdentity { .. }) {
         let attributes = json!({"secretProviderClass": "managed-azure-kms"});
         let csi = json!({
             "driver": "secrets-store.csi.k8s.io", "readOnly": true, "volumeAttributes": attributes,
@@ -141,9 +137,11 @@ fn azure_access(keys: &AzureKms, minter: Option<&str>, addition: &mut Addition) 
     }
     addition.volumes.push(memory("azure-kms-cloud-token"));
     if let Some(image) = minter {
-        addition.needs.push("kubeconfig");
-        let mounts =
-            json!([mount("azure-kms-cloud-token", TOKEN), mount("kubeconfig", "/etc/kubernetes"),]);
+        addition.needs.push("localhost-kubeconfig");
+        let mounts = json!([
+            mount("azure-kms-cloud-token", TOKEN),
+            mount("localhost-kubeconfig", "/etc/kubernetes"),
+        ]);
         let kubeconfig = "/etc/kubernetes/kubeconfig";
         let minter = token_minter("azure-kms-token-minter", image, kubeconfig, mounts);
         addition.containers.push(minter);
@@ -171,10 +169,11 @@ pub(super) fn ibm(keys: &IbmKms, image: &str, ports: &mut Ports<'_>, addition: &
     ];
     let mut env: Vec<Value> =
         pairs.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
-    let identity = json!({"serviceAccountToken": {"path": "token", "expirationSeconds": 900}});
+    let name = "pod-identity-token";
+    let identity = json!({"serviceAccountToken": {"path": name, "expirationSeconds": 900}});
     addition.volumes.extend([
         json!({"name": "ibmcloud-kms-kp", "secret": {"secretName": "kp-wdek-secret", "optional": true}}),
-        json!({"name": "pod-identity-token", "projected": {"sources": [identity]}}),
+        json!({"name": name, "projected": {"sources": [identity]}}),
     ]);
     if let Some(secret) = &keys.credentials {
         let source = json!({"secretKeyRef": {"name": secret, "key": "iam_apikey"}});
@@ -188,9 +187,9 @@ pub(super) fn ibm(keys: &IbmKms, image: &str, ports: &mut Ports<'_>, addition: &
     sidecar["ports"] = port_of(8001);
     sidecar["livenessProbe"] = liveness(port, "healthz/liveness");
     sidecar["volumeMounts"] = json!([
-        mount("kms-socket", "/tmp"),
         mount("ibmcloud-kms-kp", "/tmp/kp"),
-        mount("pod-identity-token", "/etc/pod-identity-token"),
+        mount("kms-socket", "/tmp"),
+        mount(name, "/etc/pod-identity-token"),
     ]);
     addition.containers.push(sidecar);
     addition.mounts.push(mount("kms-socket", "/tmp"));

@@ -56,14 +56,17 @@ pub(super) fn addition(
                 // Who made the pod mints it already.
                 Some(volume) => minter.mount_of(volume),
                 None => {
-                    init_containers.push(self::minter(minter, &wanted.image("sidekey"), facts));
+                    init_containers.extend(self::minter(minter, &wanted.image("sidekey"), facts));
                     volumes.extend(minter.volumes());
                     minter.reader_mount()
                 }
             };
             add_mount(&mut container, mount);
             problems.extend(facts.static_pod.then(|| {
-                format!("a static pod has no Secrets, so nothing mints the token of {vendor} there")
+                format!(
+                    "a static pod has no Secrets and no account, so nothing mints the token of \
+                     {vendor} there"
+                )
             }));
         }
         init_containers.push(container);
@@ -79,18 +82,20 @@ pub(super) fn addition(
     Addition { init_containers, volumes, problems, ..addition }
 }
 
-/// What mints a token. No probe: it waits for the very API server that waits for it to start.
-pub(super) fn minter(minter: &Minter, image: &str, facts: &Facts) -> Value {
-    json!({
+/// What mints a token, if it is minted. No probe: it waits for the very API server that waits for
+/// it to start.
+pub(super) fn minter(minter: &Minter, image: &str, facts: &Facts) -> Option<Value> {
+    let args = minter.args()?;
+    Some(json!({
         "name": minter.name(),
         "restartPolicy": "Always",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "args": minter.args(),
+        "args": args,
         "securityContext": security(facts),
         "resources": {"requests": {"cpu": "5m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
         "volumeMounts": minter.mounts(),
-    })
+    }))
 }
 
 /// A vendor's sidecar, and the volumes that are its own.

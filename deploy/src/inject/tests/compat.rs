@@ -171,62 +171,6 @@ fn another_profile_takes_the_place_of_the_first() {
 }
 
 #[test]
-fn azure_and_ibm_have_hypershifts_shapes() {
-    let cluster = |kms: Value| {
-        let platform = json!({"azure": {"tenantID": "tenant"}});
-        let encryption = json!({"type": "kms", "kms": kms});
-        json!({"kind": "HostedCluster", "spec": {"secretEncryption": encryption, "platform": platform}})
-            .to_string()
-    };
-    let put = |kms: Value| {
-        let described = described(&cluster(kms), Profile::HyperShift, "hc").unwrap();
-        let wanted = Wanted { sidecars: described.sidecars, ..sidekey(&[]) };
-        let spec = nth(&injected(HOSTED, &wanted).text, 1)["spec"]["template"]["spec"].clone();
-        (spec["containers"][2].clone(), spec)
-    };
-    let key = json!({"keyVaultName": "vault", "keyName": "key", "keyVersion": "1"});
-    let (azure, spec) = put(json!({"provider": "Azure", "azure": {
-        "activeKey": key, "workloadIdentity": {"clientID": "client"}, "keyVaultType": "ManagedHSM",
-    }}));
-    assert_eq!(azure["name"], "azure-kms-provider-active");
-    assert_eq!(
-        azure["args"],
-        json!([
-            "--keyvault-name=vault",
-            "--key-name=key",
-            "--key-version=1",
-            "--listen-addr=unix:///opt/azurekmsactive.socket",
-            "--healthz-port=8787",
-            "--metrics-addr=8095",
-            "--healthz-path=/healthz",
-            "--config-file-path=/etc/kubernetes/azure.json",
-            "-v=1",
-            "--managed-hsm",
-        ])
-    );
-    assert_eq!(azure["env"][1], json!({"name": "AZURE_TENANT_ID", "value": "tenant"}));
-    assert_eq!(spec["containers"][0]["volumeMounts"][1]["mountPath"], "/opt");
-    let (ibm, spec) = put(json!({"provider": "IBMCloud", "ibmcloud": {
-        "region": "eu-de", "auth": {"type": "Unmanaged", "unmanaged": {"credentials": {"name": "k"}}},
-        "keyList": [{
-            "crkID": "c", "instanceID": "i", "correlationID": "x", "url": "https://kp", "keyVersion": 3,
-        }],
-    }}));
-    assert_eq!(ibm["name"], "ibmcloud-kms");
-    let data = ibm["env"][10]["value"].as_str().unwrap();
-    let data: Value = serde_json::from_str(data).unwrap();
-    assert_eq!(
-        data,
-        json!({"3": {
-            "crkID": "c", "instanceID": "i", "correlationID": "x", "url": "https://kp",
-            "serviceToService": false,
-        }})
-    );
-    assert_eq!(ibm["env"][12]["valueFrom"]["secretKeyRef"]["key"], "iam_apikey");
-    assert_eq!(spec["containers"][0]["volumeMounts"][1]["mountPath"], "/tmp");
-}
-
-#[test]
 fn a_secret_encryption_says_what_each_profile_needs() {
     let key = json!({
         "id": 2, "type": "vault", "role": "write", "kek": {"mount": "transit", "key": "kms"},

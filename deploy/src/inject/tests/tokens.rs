@@ -1,14 +1,18 @@
 //! What mints tokens beside providers.
 
 use super::*;
-use crate::model::{ControlPlane, Token};
+use crate::model::{ControlPlane, PodToken, Token, TokenSource};
 
 const DIRECTORY: &str = "/var/run/secrets/openshift/serviceaccount";
 
 fn minting(vendors: &[&str]) -> Wanted {
+    with_token(vendors, Token::of("aws"))
+}
+
+fn with_token(vendors: &[&str], token: Token) -> Wanted {
     let mut wanted = sidekey(vendors);
     let kubeconfig = ControlPlane::default().local_kubeconfig;
-    let minter = Minter { token: Token::of("aws"), kubeconfig, server: None };
+    let minter = Minter { token, kubeconfig, server: None };
     if let Sidecars::Sidekey { minters, .. } = &mut wanted.sidecars {
         minters.push(minter);
     }
@@ -79,6 +83,45 @@ fn a_minter_comes_before_its_provider_and_holds_no_start_up() {
 }
 
 #[test]
+fn a_token_that_kubelet_or_a_secrets_store_gives_is_a_volume_of_that_provider_alone() {
+    let text = deployment(json!([{"name": "kube-apiserver", "args": ["--x"]}]), json!([]));
+    let class = "managed-azure-kms".to_owned();
+    let pod_token = PodToken { audience: Some("iam".to_owned()), expiry: "15m".to_owned() };
+    let cases = [
+        (
+            "azure",
+            "/mnt/certs/kms",
+            TokenSource::SecretsStore { secret_provider_class: class.clone() },
+            json!({"name": "kms-token-azure", "csi": {
+                "driver": "secrets-store.csi.k8s.io", "readOnly": true,
+                "volumeAttributes": {"secretProviderClass": class},
+            }}),
+        ),
+        (
+            "ibmcloud",
+            "/etc/pod-identity-token/pod-identity-token",
+            TokenSource::Pod { pod_token },
+            json!({"name": "kms-token-ibmcloud", "projected": {"sources": [{"serviceAccountToken": {
+                "path": "pod-identity-token", "expirationSeconds": 900, "audience": "iam",
+            }}]}}),
+        ),
+    ];
+    for (vendor, file, source, volume) in cases {
+        let token = Token { vendor: vendor.to_owned(), file: file.to_owned(), source };
+        let spec = template(&injected(&text, &with_token(&[vendor, "vault"], token.clone())).text);
+        let provider = format!("sidekey-{vendor}");
+        assert_eq!(names(&spec["initContainers"]), [&provider, "sidekey-vault", "sidekey-shim"]);
+        let volumes = spec["volumes"].as_array().unwrap();
+        assert!(volumes.contains(&volume), "{volumes:?}");
+        let read =
+            json!({"name": volume["name"], "mountPath": token.directory(), "readOnly": true});
+        assert_eq!(mount(&spec, &provider, token.directory()), Some(&read));
+        assert_eq!(mount(&spec, "sidekey-shim", token.directory()), None);
+        assert!(!spec.to_string().contains("kubeconfig"), "{spec}");
+    }
+}
+
+#[test]
 fn nothing_mints_for_a_vendor_that_is_not_there_or_unless_it_is_asked_for() {
     let text = deployment(json!([{"name": "kube-apiserver"}]), json!([]));
     for wanted in [minting(&["vault"]), sidekey(&["aws"])] {
@@ -132,7 +175,7 @@ fn a_document_with_tokens_asks_for_minters_and_one_without_does_not() {
     };
     assert!(minters(json!([])).is_empty());
     let found = minters(json!([{"type": "aws", "audience": "sts"}]));
-    assert_eq!(found[0].token.audience, "sts");
+    assert_eq!(found[0].token.minted().unwrap().audience, "sts");
     assert_eq!(found[0].kubeconfig.name, "mine");
     assert_eq!(found[0].kubeconfig.key, "kubeconfig");
 }

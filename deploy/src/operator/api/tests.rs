@@ -40,7 +40,10 @@ spec:
   write: keys
   convergence: 5m
   autoRotation: {every: 30d}
-  tokens: [{type: aws, file: /run/t/token, audience: sts, serviceAccount: {namespace: kube-system, name: kms}, expiry: 1h}]
+  tokens:
+  - {type: aws, file: /run/t/token, audience: sts, serviceAccount: {namespace: kube-system, name: kms}, expiry: 1h}
+  - {type: azure, file: /mnt/certs/kms, secretProviderClass: managed-azure-kms}
+  - {type: ibmcloud, file: /run/pod/token, podToken: {audience: iam, expiry: 15m}}
   keys:
   - id: 1
     type: vault
@@ -113,7 +116,7 @@ fn full_status() -> Status {
             fingerprint: "abcdabcd".into(),
             retained: true,
         }],
-        tokens: vec![crate::model::Token::of("aws")],
+        tokens: full().spec.tokens,
         retired: vec![Retired {
             id: "1".into(),
             vendor: "aws".into(),

@@ -10,8 +10,11 @@ use sidekey_core::Secret;
 use sidekey_core::config::document;
 
 use super::{Failure, Fault};
-use crate::model::{Adoption, CipherKind, Key, names};
+use crate::model::{Adoption, AzureKey, CipherKind, Key, names};
 use crate::render::{encryption, hashes};
+
+/// The vendor whose plugin keeps the form of its data to itself.
+const UNREADABLE: &str = "ibmcloud";
 
 /// What stored data needs.
 #[derive(Debug, Default)]
@@ -24,8 +27,14 @@ pub(super) struct Past {
     pub(super) resources: Vec<String>,
 }
 
-/// Reads an EncryptionConfiguration that is live; `title` says whose.
-pub(super) fn past(title: &str, text: &[u8], keys: &[Key]) -> Result<Past, Failure> {
+/// Reads an EncryptionConfiguration that is live; `title` says whose. `ours` are the vendors whose data
+/// our own programs wrote, where that of the replaced ones cannot be read.
+pub(super) fn past(
+    title: &str,
+    text: &[u8],
+    keys: &[Key],
+    ours: impl Fn(&str) -> bool,
+) -> Result<Past, Failure> {
     let unreadable = |why: String| {
         let text = format!("{title} cannot be read, so nobody knows what is stored: {why}");
         Failure::fault(Fault::UNKNOWN_NAME, text)
@@ -42,7 +51,8 @@ pub(super) fn past(title: &str, text: &[u8], keys: &[Key]) -> Result<Past, Failu
             if past.adopt.iter().any(|adoption| adoption.name == name) {
                 continue;
             }
-            match writer(&name, &version, keys) {
+            let found = writer(&name, &version, keys).and_then(|key| readable(key, &ours));
+            match found {
                 Ok(key) => past.adopt.push(Adoption {
                     listen: Some(format!("unix://{}/adopt-{name}.sock", names::SOCKETS)),
                     key: key.id,
@@ -77,16 +87,25 @@ fn writer<'a>(name: &str, version: &str, keys: &'a [Key]) -> Result<&'a Key, &'s
     }
 }
 
+/// Our provider reads what the replaced plugin of its vendor wrote, but for one vendor's.
+fn readable(key: &Key, ours: impl Fn(&str) -> bool) -> Result<&Key, &'static str> {
+    if key.vendor != UNREADABLE || ours(&key.vendor) {
+        return Ok(key);
+    }
+    Err(
+        "IBM's own plugin reads what it wrote, and no other program does: keep it behind the shim as a \
+         key of type external, in a SecretEncryption that you write, until nothing is stored under \
+         it; if it was sidekey-ibmcloud that ran there, write vendors: {ibmcloud: {ownData: true}} into \
+         the annotation sidekey.dev/settings",
+    )
+}
+
 /// The name that HyperShift gives the provider of a key.
 fn native_name(key: &Key) -> Option<String> {
     let text = |name: &str| key.kek[name].as_str();
     match key.vendor.as_str() {
         "aws" => text("key").map(hashes::aws_provider),
-        "azure" => {
-            let hsm = text("keyVaultType") == Some("ManagedHSM");
-            let (vault, version) = (text("keyVaultName")?, text("keyVersion")?);
-            Some(hashes::azure_provider(vault, text("keyName")?, version, hsm))
-        }
+        "azure" => AzureKey::of(&key.kek).map(|key| hashes::azure_provider(&key)),
         "ibmcloud" => Some("ibmv2".to_owned()),
         _ => None,
     }

@@ -22,8 +22,6 @@ use crate::render::hosted::{Hosted, Identity, KnownKey, parse};
 
 /// HyperShift's own EncryptionConfiguration, in the control plane's namespace.
 const NATIVE: (&str, &str) = ("kas-secret-encryption-config", "config.yaml");
-/// The vendor whose provider logs in with a token of the hosted cluster.
-const AWS: &str = "aws";
 /// The entry of a Secret with an AWS configuration.
 const AWS_ENTRY: &str = "credentials";
 
@@ -35,6 +33,11 @@ pub(super) async fn draft(
     front.check_ours(existing)?;
     let mut hosted = read(front, existing)?;
     let mut settings = Settings::of(front)?;
+    if let Some((vendor, text)) = hosted.unsaid_login()
+        && !settings.logs_in(vendor)
+    {
+        return Err(Failure::fault(Fault::INVALID, text));
+    }
     find_role(front, &mut hosted).await?;
     let contents = contents(front, &hosted).await?;
     let numbers = Numbers::of(existing, &head(front, existing).await?);
@@ -51,21 +54,25 @@ pub(super) async fn draft(
         *cipher = copies.cipher(&cipher.name, cipher.kind, content.expose()).await?;
     }
     let keys: Vec<Key> = encryption.spec.keys.iter().chain(&kept).cloned().collect();
-    add_past(&mut encryption, native(front, existing, &keys).await?, &mut copies).await?;
+    let past = native(front, existing, &keys, &settings).await?;
+    add_past(&mut encryption, past, &mut copies).await?;
     front.dress(&mut encryption.spec.keys, &mut settings, &mut copies).await?;
-    encryption.spec.tokens = tokens(&encryption.spec.keys);
+    encryption.spec.tokens = tokens(&encryption.spec.keys, &settings);
     let (plane, last) = (serde_json::Map::new(), last.max(numbers.last()));
     Ok(Draft { encryption, kept, plane, ledger, settings, last })
 }
 
-/// What nobody mints in managed mode but us: the token that HyperShift has the AWS provider log in
-/// with. Whoever says how to log in otherwise needs none.
-fn tokens(keys: &[Key]) -> Vec<Token> {
-    let token = Token::of(AWS);
-    let reads = |key: &Key| {
-        key.vendor == AWS && key.credentials["webIdentityTokenFile"] == token.file.as_str()
-    };
-    if keys.iter().any(reads) { vec![token] } else { Vec::new() }
+/// What nobody makes in managed mode but us: the tokens and files that HyperShift has providers log
+/// in with. Whoever says how to log in otherwise needs none.
+fn tokens(keys: &[Key], settings: &Settings) -> Vec<Token> {
+    let mut tokens: Vec<Token> = Vec::new();
+    for token in keys.iter().filter_map(Token::told) {
+        let needed = token.is_hypershifts() || !settings.logs_in(&token.vendor);
+        if needed && tokens.iter().all(|other| other.vendor != token.vendor) {
+            tokens.push(token);
+        }
+    }
+    tokens
 }
 
 /// Reads it strictly, with what its spec wants as the writer.
@@ -75,7 +82,9 @@ fn read(front: &Front<'_>, existing: Option<&DynamicObject>) -> Result<Hosted, F
     };
     let mut object = json!({"metadata": {"name": front.name, "namespace": front.sources}});
     let field = "secretEncryption";
-    object["spec"][field] = front.object.data["spec"][field].clone();
+    for field in [field, "platform"] {
+        object["spec"][field] = front.object.data["spec"][field].clone();
+    }
     let named = parse(&object).map_err(wrong)?;
     object["status"][field] = front.object.data["status"][field].clone();
     let mut hosted = parse(&object).map_err(wrong)?.as_wanted();
@@ -234,6 +243,7 @@ async fn native(
     front: &Front<'_>,
     existing: Option<&DynamicObject>,
     keys: &[Key],
+    settings: &Settings,
 ) -> Result<Past, Failure> {
     if existing.is_some_and(|existing| Status::of(existing).active_key.is_some()) {
         return Ok(Past::default());
@@ -242,7 +252,7 @@ async fn native(
     let content = sources::entry(front, &front.namespace, secret, file).await?;
     let Some(content) = content else { return Ok(Past::default()) };
     let title = format!("Secret {}/{secret}", front.namespace);
-    adopt::past(&title, content.expose(), keys)
+    adopt::past(&title, content.expose(), keys, |vendor| settings.is_own_data(vendor))
 }
 
 /// Keeps what stored data needs.

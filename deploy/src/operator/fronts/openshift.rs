@@ -116,5 +116,5 @@ async fn native(front: &Front<'_>, existing: Option<&DynamicObject>) -> Result<P
     let content = sources::entry(front, namespace, secret, file).await?;
     let Some(content) = content else { return Ok(Past::default()) };
     // Plugins that OpenShift runs itself have names that tell nothing of their key.
-    adopt::past(&format!("Secret {namespace}/{secret}"), content.expose(), &[])
+    adopt::past(&format!("Secret {namespace}/{secret}"), content.expose(), &[], |_| false)
 }

@@ -8,7 +8,8 @@
 //! ```
 //! Fields are those of a SecretEncryption's spec that no front end makes. `vendors` is for every
 //! key of a vendor: `settings` are added, `credentials` and `files` take the place of what the
-//! foreign object comes to.
+//! foreign object comes to; `ownData: true` says that our program ran before where a vendor's own
+//! writes what nobody else can read.
 
 use kube::ResourceExt;
 use serde::Deserialize;
@@ -50,6 +51,9 @@ struct RawVendor {
     settings: Option<Map<String, Value>>,
     credentials: Option<Map<String, Value>>,
     files: Option<Vec<Value>>,
+    /// Whether it was our program that ran in the place of the vendor's own before.
+    #[serde(rename = "ownData")]
+    own_data: Option<bool>,
 }
 
 impl Settings {
@@ -100,6 +104,11 @@ impl Settings {
     /// Whether people say how to log in at a vendor.
     pub(super) fn logs_in(&self, vendor: &str) -> bool {
         self.vendors.get(vendor).is_some_and(|said| said["credentials"].is_object())
+    }
+
+    /// Whether what a vendor's plugin stored before was stored by ours.
+    pub(super) fn is_own_data(&self, vendor: &str) -> bool {
+        self.vendors.get(vendor).is_some_and(|said| said["ownData"] == true)
     }
 
     /// Gives a key what is said for its vendor.

@@ -32,10 +32,12 @@ fn aws(active: &str) -> Value {
     }}})
 }
 
+const CLIENT: &str = "11111111-2222-3333-4444-555555555555";
+
 fn azure(version: &str) -> Value {
     json!({"type": "kms", "kms": {"provider": "Azure", "azure": {
         "activeKey": {"keyVaultName": "v", "keyName": "k", "keyVersion": version},
-        "workloadIdentity": {"clientID": "c"},
+        "workloadIdentity": {"clientID": CLIENT},
     }}})
 }
 
@@ -66,7 +68,10 @@ fn world(encryption: Value) -> Fake {
                 "annotations": {"sidekey.dev/manage": "true"},
                 "managedFields": [{"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {"f:secretEncryption": {}}}}],
             },
-            "spec": {"platform": {"type": "None"}, "secretEncryption": encryption},
+            "spec": {
+                "platform": {"type": "Azure", "azure": {"tenantID": "tenant"}},
+                "secretEncryption": encryption,
+            },
         }),
     );
     fake

@@ -56,6 +56,8 @@ struct Work {
     mounts: Vec<Value>,
     /// What runs beside it.
     sidecars: Vec<Value>,
+    /// Addresses of names that the cluster's DNS does not know.
+    host_aliases: Value,
     /// Whether the container is started again in its pod, where it finds what it has kept.
     resumes: bool,
     deadline: Option<u64>,
@@ -103,6 +105,7 @@ impl Work {
             volumes: Vec::new(),
             mounts: Vec::new(),
             sidecars: Vec::new(),
+            host_aliases: Value::Null,
             resumes: false,
             deadline: None,
         }
@@ -118,20 +121,21 @@ impl Work {
         self.mounts.push(json!({"name": name, "mountPath": path, "readOnly": !writable}));
     }
 
-    /// Has the token minted that the key's provider logs in with, before anything else starts;
-    /// gives what is to be mounted where it is read.
+    /// Has the token made that the key's provider logs in with, before anything else starts; gives
+    /// what is to be mounted where it is read.
     fn mint(&mut self, encryption: &SecretEncryption, key: &Key) -> Option<Value> {
         let minter = Minter {
             token: encryption.token(&key.vendor)?.clone(),
             kubeconfig: encryption.spec.control_plane.kubeconfig.clone(),
             server: None,
         };
-        let mut args = minter.args();
-        args.extend(["--once".to_owned(), format!("--wait={TOKEN_WAIT}")]);
-        args.extend(["--output=json".to_owned(), format!("--result-file={ANSWER}")]);
-        let mut container = container(TOKEN, &encryption.image("sidekey"), &args);
-        container["volumeMounts"] = minter.mounts();
-        self.sidecars.push(container);
+        if let Some(mut args) = minter.args() {
+            args.extend(["--once".to_owned(), format!("--wait={TOKEN_WAIT}")]);
+            args.extend(["--output=json".to_owned(), format!("--result-file={ANSWER}")]);
+            let mut container = container(TOKEN, &encryption.image("sidekey"), &args);
+            container["volumeMounts"] = minter.mounts();
+            self.sidecars.push(container);
+        }
         self.volumes.extend(minter.volumes());
         Some(minter.reader_mount())
     }
@@ -162,6 +166,9 @@ impl Work {
                 },
             },
         });
+        if !self.host_aliases.is_null() {
+            spec["template"]["spec"]["hostAliases"] = self.host_aliases;
+        }
         if let Some(seconds) = self.deadline {
             spec["activeDeadlineSeconds"] = seconds.into();
         }
@@ -295,6 +302,7 @@ fn preflight(
     }
     let mut files = provider_files(encryption, key, &task.files)?;
     let mut work = Work::new(["preflight", "--timeout=60s"]);
+    work.host_aliases = task.host_aliases.clone();
     work.arg(format!("--socket={}", key.listen));
     if key.role == Role::Read {
         work.arg("--read-only");
@@ -342,6 +350,7 @@ fn rotate(
     }
     let files = provider_files(encryption, key, &task.files)?;
     let mut work = Work::new(["rotate"]);
+    work.host_aliases = task.host_aliases.clone();
     work.image = key.vendor.clone();
     work.arg(format!("--config={}/{}", names::MOUNT, names::CONFIG_FILE));
     work.arg(format!("--key={}", key.id));

@@ -37,7 +37,7 @@ fn preflight(token: &str) -> Task {
     let key = encryption().spec.keys[0].clone();
     let mut files = ResolvedFiles::default();
     files.insert(key.files[0].source.clone(), Secret::new(token.as_bytes().to_vec()));
-    Task::Preflight(PreflightTask { key, files, occasion: None })
+    Task::Preflight(PreflightTask { key, files, occasion: None, host_aliases: Value::Null })
 }
 
 fn gate() -> GateTask {
@@ -370,4 +370,15 @@ fn a_job_without_its_pod_has_no_answer() {
     assert!(!failure(of(&condition("Complete"))).0);
     assert!(failure(of(&condition("Failed"))).1.contains("DeadlineExceeded"));
     assert!(verdict::is_over(&condition("Failed")) && !verdict::is_over(&job(json!({}))));
+}
+
+#[test]
+fn a_provider_under_trial_finds_its_kms_by_the_names_that_kube_apiserver_has() {
+    let aliases = json!([{"ip": "172.30.0.100", "hostnames": ["v.vault.azure.net"]}]);
+    let Task::Preflight(mut task) = preflight("t") else { panic!() };
+    assert!(pod_spec(&plan(&Task::Preflight(task.clone())))["hostAliases"].is_null());
+    task.host_aliases = aliases.clone();
+    let plan = plan(&Task::Preflight(task));
+    let _: Job = serde_json::from_value(plan.job.clone()).unwrap();
+    assert_eq!(pod_spec(&plan)["hostAliases"], aliases);
 }

@@ -33,7 +33,7 @@ const MIN_READY_SECONDS: u64 = 2;
 const MIN_READY_WITH_TOKENS: u64 = 20;
 /// What these pods share with those of kube-apiserver: where they may run, how much they matter,
 /// and how their images are got.
-const FOLLOWED: [&str; 3] = ["priorityClassName", "tolerations", "imagePullSecrets"];
+const FOLLOWED: [&str; 4] = ["priorityClassName", "tolerations", "imagePullSecrets", "hostAliases"];
 
 /// What the objects are made from.
 pub(super) struct Pattern<'a> {
@@ -82,7 +82,8 @@ impl<'a> Pattern<'a> {
     /// Where minters ask, if there are any.
     pub(super) fn servers(&self) -> Option<Value> {
         let plane = &self.encryption.spec.control_plane;
-        self.encryption.vendors().iter().find_map(|vendor| self.encryption.token(vendor))?;
+        let vendors = self.encryption.vendors();
+        vendors.iter().find_map(|vendor| self.encryption.token(vendor)?.minted())?;
         let port = plane.port;
         let spec = json!({
             "type": "ClusterIP",
@@ -180,7 +181,7 @@ impl<'a> Pattern<'a> {
             if let Some(minter) = self.minter(vendor) {
                 let image = self.encryption.image("sidekey");
                 let (container, volumes) = inject::minter(&minter, &image);
-                providers.push(container);
+                providers.extend(container);
                 own.extend(volumes);
                 inject::add_mount(&mut provider, minter.reader_mount());
             }

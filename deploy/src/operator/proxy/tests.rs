@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::write::says;
 use super::*;
+use crate::model::{PodToken, Token, TokenSource};
 use crate::operator::roll::fake::Fake;
 
 const APPS: &str = "/apis/apps/v1/namespaces/clusters-a/deployments";
@@ -386,7 +387,7 @@ fn defaults_and_additions_of_others_are_no_difference() {
 #[tokio::test]
 async fn minters_ask_kube_apiservers_that_are_not_ready_too() {
     let (fake, mut wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
-    wish.spec.tokens = vec![crate::model::Token::of("aws")];
+    wish.spec.tokens = vec![Token::of("aws")];
     let ctx = fake.context();
     ensure(&ctx, &wish).await.unwrap();
     let servers = fake.at(&format!("{CORE}/services/sidekey-apiservers"));
@@ -416,9 +417,26 @@ async fn minters_ask_kube_apiservers_that_are_not_ready_too() {
 }
 
 #[tokio::test]
+async fn a_token_that_kubelet_gives_needs_no_minter_and_no_way_to_kube_apiservers() {
+    let (fake, mut wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
+    let pod_token = PodToken { audience: None, expiry: "15m".to_owned() };
+    let mut token = Token::of("aws");
+    token.source = TokenSource::Pod { pod_token };
+    wish.spec.tokens = vec![token];
+    ensure(&fake.context(), &wish).await.unwrap();
+    let deployment = fake.at(&format!("{APPS}/sidekey-providers"));
+    let spec = &deployment["spec"]["template"]["spec"];
+    assert_eq!(spec["initContainers"][0]["name"], "sidekey-aws");
+    let volumes = spec["volumes"].to_string();
+    assert!(volumes.contains(r#""serviceAccountToken":{"#), "{volumes}");
+    let written = fake.written();
+    assert!(!written.iter().any(|line| line.contains("sidekey-apiservers")), "{written:?}");
+}
+
+#[tokio::test]
 async fn without_minters_their_way_to_kube_apiservers_goes_once_no_pod_needs_it() {
     let (fake, mut wish) = (hosted(), encryption(&[(2, "vault"), (1, "aws")]));
-    wish.spec.tokens = vec![crate::model::Token::of("aws")];
+    wish.spec.tokens = vec![Token::of("aws")];
     let ctx = fake.context();
     ensure(&ctx, &wish).await.unwrap();
     wish.spec.tokens.clear();

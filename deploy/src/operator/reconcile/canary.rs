@@ -44,7 +44,9 @@ impl Pass<'_> {
         }
         let files = self.files_of(&key).await?;
         let occasion = Some(announced.to_owned());
-        let task = Task::Preflight(PreflightTask { key: key.clone(), files, occasion });
+        let host_aliases = self.host_aliases().await?;
+        let task =
+            Task::Preflight(PreflightTask { key: key.clone(), files, occasion, host_aliases });
         let Ok(found) = self.job(&task, Subject::KeyAccessible, FAILED).await? else {
             let failed = self.report.said(Subject::KeyAccessible) == Some(FAILED);
             return Ok(if failed { Renewal::Failed } else { Renewal::Waits(PAUSE) });

@@ -147,7 +147,8 @@ impl Pass<'_> {
             return Ok(None);
         }
         let files = self.files_of(&key).await?;
-        let task = Task::Rotate(RotateTask { key, files, key_id_hash: announced.to_owned() });
+        let (key_id_hash, host_aliases) = (announced.to_owned(), self.host_aliases().await?);
+        let task = Task::Rotate(RotateTask { key, files, key_id_hash, host_aliases });
         let (client, wanted) = (&self.ctx.client, &self.wanted);
         match jobs::look(client, wanted, &task).await? {
             Found::Absent => jobs::start(client, wanted, &task).await?,

@@ -122,7 +122,8 @@ impl Pass<'_> {
                 return Err(halt);
             }
         };
-        let task = Task::Preflight(PreflightTask { key, files, occasion: None });
+        let host_aliases = self.host_aliases().await?;
+        let task = Task::Preflight(PreflightTask { key, files, occasion: None, host_aliases });
         let waited = since(&state);
         match self.work(&state, &task, Subject::Configured, "PreflightFailed").await? {
             Some(report) => {

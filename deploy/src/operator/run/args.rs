@@ -1,5 +1,6 @@
 //! The command line of `sidekey-operator`.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use sidekey_core::config::{LogFormat, LogOptions};
 use crate::Error;
 use crate::cluster::Access;
 use crate::operator::context::Options;
+use crate::operator::webhook::NativeImages;
 
 /// Where it runs if nobody says so.
 const NAMESPACE: &str = "sidekey-system";
@@ -37,6 +39,10 @@ pub(super) struct Args {
     /// none; may be repeated
     #[arg(long = "image", value_name = "NAME=IMAGE", value_parser = image)]
     images: Vec<(String, String)>,
+    /// Image for the plugin of a vendor (azure) that HyperShift runs itself, in pods of namespaces
+    /// with the label sidekey.dev/native-image=enabled. By digest, or as --image names it too
+    #[arg(long = "native-image", value_name = "VENDOR=IMAGE", value_parser = image)]
+    native_images: Vec<(String, String)>,
     /// How often a control plane with nothing to do is looked at
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     poll: Duration,
@@ -67,15 +73,17 @@ pub(super) struct Args {
 
 impl Args {
     /// What reconcilers are told.
-    pub(super) fn options(&self) -> Options {
+    pub(super) fn options(&self) -> Result<Options, Error> {
         let from_pod = || std::env::var("POD_NAMESPACE").ok().filter(|name| !name.is_empty());
         let namespace = self.namespace.clone().or_else(from_pod);
-        Options {
+        let images: BTreeMap<String, String> = self.images.iter().cloned().collect();
+        Ok(Options {
             namespace: namespace.unwrap_or_else(|| NAMESPACE.to_owned()),
-            images: self.images.iter().cloned().collect(),
+            native_images: NativeImages::new(&self.native_images, &images)?,
+            images,
             poll: self.poll,
             census_apart: self.census_apart_for_tests,
-        }
+        })
     }
 
     /// Passes that run at once.
@@ -129,13 +137,21 @@ mod tests {
         let line = "--namespace ops --image shim=r/shim:2 --image aws=r:5000/aws@sha256:1 \
                     --poll 5s --census-apart-for-tests 100ms --concurrency 9";
         let args = parse(&line.replace('\\', "")).unwrap();
-        let options = args.options();
+        let options = args.options().unwrap();
         assert_eq!(options.namespace, "ops");
         assert_eq!(options.images["aws"], "r:5000/aws@sha256:1");
         assert_eq!(options.images["shim"], "r/shim:2");
+        assert_eq!(options.native_images, NativeImages::default(), "off unless it is said");
         assert_eq!(options.poll, Duration::from_secs(5));
         assert_eq!(options.census_apart, Some(Duration::from_millis(100)));
         assert_eq!(args.concurrency(), 9);
+    }
+
+    #[test]
+    fn an_image_of_a_native_plugin_with_a_tag_alone_is_refused() {
+        let tagged = "--native-image azure=r/azure:1";
+        assert!(parse(tagged).unwrap().options().is_err());
+        assert!(parse(&format!("{tagged} --image azure=r/azure:1")).unwrap().options().is_ok());
     }
 
     #[test]

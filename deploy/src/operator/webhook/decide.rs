@@ -16,7 +16,7 @@ use crate::operator::status::Status;
 
 /// The annotation of what kubelet runs by itself: the API server shows it, and nobody can change
 /// it there.
-const MIRROR: &str = "kubernetes.io/config.mirror";
+pub(super) const MIRROR: &str = "kubernetes.io/config.mirror";
 /// The label of kube-apiserver's pods where nothing is said.
 const SELECTOR: (&str, &str) = ("app", "kube-apiserver");
 /// Without it a kube-apiserver encrypts nothing.
@@ -29,7 +29,7 @@ const MAX_WARNING: usize = 256;
 pub(super) enum Decision {
     /// It is made as it is.
     Untouched,
-    /// It is made with sidecars.
+    /// It is made with these changes.
     Changed {
         /// RFC 6902.
         patch: Value,

@@ -1,11 +1,13 @@
 use std::collections::BTreeMap;
 
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use super::*;
 
 mod limits;
 mod manifests;
+mod native;
 mod review;
 mod secret;
 

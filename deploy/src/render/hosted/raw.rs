@@ -18,6 +18,8 @@ pub(super) struct RawKms {
     pub(super) ibmcloud: Option<RawIbm>,
     pub(super) aws: Option<RawAws>,
     pub(super) azure: Option<RawAzure>,
+    /// HyperShift has none; others have proposed it.
+    pub(super) gcp: Option<Value>,
 }
 
 #[derive(Default, Deserialize)]
@@ -52,6 +54,9 @@ pub(super) struct RawArn {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct RawAwsAuth {
     pub(super) aws_kms: Option<String>,
+    /// What it is called in some descriptions.
+    #[serde(rename = "awsKMSRoleARN")]
+    pub(super) role_arn: Option<Value>,
 }
 
 #[derive(Default, Deserialize)]
@@ -59,10 +64,23 @@ pub(super) struct RawAwsAuth {
 pub(super) struct RawAzure {
     pub(super) active_key: Option<RawAzureKey>,
     pub(super) backup_key: Option<RawAzureKey>,
-    pub(super) kms: Option<Value>,
-    pub(super) workload_identity: Option<Value>,
+    pub(super) kms: Option<RawIdentity>,
+    pub(super) workload_identity: Option<RawIdentity>,
     pub(super) key_vault_type: Option<String>,
     pub(super) key_vault_access: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct RawIdentity {
+    #[serde(rename = "clientID")]
+    pub(super) client: Option<String>,
+    pub(super) object_encoding: Option<String>,
+    pub(super) credentials_secret_name: Option<String>,
+    /// What HyperShift had in the place of `credentialsSecretName` once.
+    pub(super) certificate_name: Option<Value>,
+    #[serde(rename = "tenantID")]
+    pub(super) tenant: Option<Value>,
 }
 
 #[derive(Default, Deserialize)]

@@ -1,16 +1,19 @@
 //! Reading a HostedCluster, with the rules of its own API.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use sidekey_core::config::{Problems, read};
 
-use super::raw::{
-    RawArn, RawAws, RawAzure, RawAzureKey, RawEncryption, RawIbm, RawIbmAuth, RawIbmKey, RawKms,
-    RawName,
-};
+use super::azure::{self, azure};
+use super::raw::{RawArn, RawAws, RawEncryption, RawIbm, RawIbmAuth, RawIbmKey, RawKms, RawName};
 use super::{Auth, Hosted, HostedKey, Identity};
+use crate::model::AzureKey;
 
 /// Before the name of a Secret that holds the role, where a role's ARN is expected.
 const ROLE_IN_SECRET: &str = "arn-from-secret::";
+
+/// What to do for a vendor that HyperShift lacks.
+const GCP: &str = ", and HyperShift has no field for a key of Google's: write a SecretEncryption with \
+    keys: [{id: 1, type: gcp, role: write, kek: {key: projects/P/locations/L/keyRings/R/cryptoKeys/K}}]";
 
 /// Checks a HostedCluster; `Err` lists every mistake in what concerns its encryption.
 pub fn parse(document: &Value) -> Result<Hosted, Problems> {
@@ -30,6 +33,7 @@ pub fn parse(document: &Value) -> Result<Hosted, Problems> {
         let raw: RawEncryption = read(spec, problems).unwrap_or_default();
         encryption(&raw, &mut auth, problems)
     });
+    azure::platform(document, &mut auth, &mut problems);
     let status = document.pointer("/status/secretEncryption");
     let keys = problems.within("status.secretEncryption", |problems| {
         with_status(&mut wanted, status.unwrap_or(&Value::Null), problems)
@@ -53,7 +57,11 @@ fn encryption(raw: &RawEncryption, auth: &mut Auth, problems: &mut Problems) -> 
                 backup.into_iter().chain(active).collect()
             })
         }
-        Some("kms") => {
+        Some(kind) if kind.eq_ignore_ascii_case("kms") => {
+            if kind != "kms" {
+                problems
+                    .add("type", &format!("{kind:?} is no type of HyperShift's: write type: kms"));
+            }
             if raw.aescbc.is_some() {
                 problems.add("aescbc", "must not be set where type is kms");
             }
@@ -97,7 +105,11 @@ fn kms(raw: &RawKms, auth: &mut Auth, problems: &mut Problems) -> Vec<Identity> 
             None => Vec::new(),
         },
         Some(other) => {
-            problems.add("provider", &format!("{other:?} is not one of IBMCloud, AWS, Azure"));
+            let mut text = format!("{other:?} is not one of IBMCloud, AWS, Azure");
+            if raw.gcp.is_some() || other == "GCP" {
+                text.push_str(GCP);
+            }
+            problems.add("provider", &text);
             Vec::new()
         }
         None => Vec::new(),
@@ -105,7 +117,12 @@ fn kms(raw: &RawKms, auth: &mut Auth, problems: &mut Problems) -> Vec<Identity> 
 }
 
 /// A text that must be there, of 1 to `max` bytes.
-fn sized(path: &str, text: &Option<String>, max: usize, problems: &mut Problems) -> Option<String> {
+pub(super) fn sized(
+    path: &str,
+    text: &Option<String>,
+    max: usize,
+    problems: &mut Problems,
+) -> Option<String> {
     let text = problems.require(path, text)?;
     if text.is_empty() || text.len() > max {
         problems.add(path, &format!("must have 1 to {max} characters"));
@@ -126,53 +143,18 @@ fn aws(raw: &RawAws, auth: &mut Auth, problems: &mut Problems) -> Vec<Identity> 
     let backup = raw.backup_key.as_ref().and_then(|raw| key("backupKey", raw));
     let active = raw.active_key.as_ref().and_then(|raw| key("activeKey", raw));
     problems.require("activeKey", &raw.active_key);
-    let role = problems.require("auth", &raw.auth);
-    let role = role.and_then(|raw| sized("auth.awsKms", &raw.aws_kms, 2048, problems));
+    let role = problems.require("auth", &raw.auth).and_then(|raw| {
+        if raw.role_arn.is_some() {
+            let text = "HyperShift calls it awsKms: write auth: {awsKms: ARN-OF-THE-ROLE}";
+            problems.add("auth.awsKMSRoleARN", text);
+            return None;
+        }
+        sized("auth.awsKms", &raw.aws_kms, 2048, problems)
+    });
     match role.as_deref().and_then(|role| role.strip_prefix(ROLE_IN_SECRET)) {
         None => auth.aws_role = role,
         Some("") => problems.add("auth.awsKms", "names no Secret after arn-from-secret::"),
         Some(name) => auth.aws_role_secret = Some(name.to_owned()),
-    }
-    backup.into_iter().chain(active).collect()
-}
-
-fn azure(raw: &RawAzure, auth: &mut Auth, problems: &mut Problems) -> Vec<Identity> {
-    let managed_hsm = match raw.key_vault_type.as_deref() {
-        None | Some("KeyVault") => false,
-        Some("ManagedHSM") => true,
-        Some(_) => {
-            problems.add("keyVaultType", "is neither KeyVault nor ManagedHSM");
-            false
-        }
-    };
-    if raw.key_vault_access.as_deref().is_some_and(|at| !["Public", "Private"].contains(&at)) {
-        problems.add("keyVaultAccess", "is neither Public nor Private");
-    }
-    auth.azure_access = raw.key_vault_access.clone();
-    auth.azure = match (&raw.kms, &raw.workload_identity) {
-        (Some(kms), None) => json!({"managedIdentity": kms}),
-        (None, Some(identity)) => json!({"workloadIdentity": identity}),
-        _ => {
-            problems.add("", "needs exactly one of kms and workloadIdentity");
-            Value::Null
-        }
-    };
-    let mut key = |path: &str, raw: &RawAzureKey| {
-        problems.within(path, |problems| {
-            let vault = sized("keyVaultName", &raw.key_vault_name, 255, problems);
-            let name = sized("keyName", &raw.key_name, 255, problems);
-            let version = sized("keyVersion", &raw.key_version, 255, problems);
-            Some(Identity::Azure { vault: vault?, name: name?, version: version?, managed_hsm })
-        })
-    };
-    let backup = raw.backup_key.as_ref().and_then(|raw| key("backupKey", raw));
-    let active = raw.active_key.as_ref().and_then(|raw| key("activeKey", raw));
-    problems.require("activeKey", &raw.active_key);
-    if let (Some(Identity::Azure { vault: one, .. }), Some(Identity::Azure { vault: two, .. })) =
-        (&backup, &active)
-        && one != two
-    {
-        problems.add("backupKey.keyVaultName", "must be the vault of activeKey");
     }
     backup.into_iter().chain(active).collect()
 }
@@ -312,12 +294,12 @@ fn status_key(path: &str, value: &Value, problems: &mut Problems) -> Option<Iden
         }
         "Azure" => {
             let body = &value["azure"];
-            Identity::Azure {
+            Identity::Azure(AzureKey {
                 vault: text(body, "keyVaultName"),
                 name: text(body, "keyName"),
                 version: text(body, "keyVersion"),
                 managed_hsm: body["keyVaultType"] == "ManagedHSM",
-            }
+            })
         }
         "IBMCloud" => {
             let body = &value["ibmCloud"];

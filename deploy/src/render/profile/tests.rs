@@ -123,6 +123,38 @@ fn ibms_keys_are_one_provider() {
 }
 
 #[test]
+fn azures_keys_have_hypershifts_names_and_its_configuration() {
+    let azure = |login: &str| {
+        let text = format!(
+            "metadata: {{name: a, namespace: c}}\nspec: {{platform: {{azure: {{tenantID: t}}}}, secretEncryption: {{type: kms, kms: {{provider: Azure, azure: {{activeKey: {{keyVaultName: vault, keyName: key, keyVersion: '1'}}, backupKey: {{keyVaultName: vault, keyName: key, keyVersion: '0'}}, {login}}}}}}}}}"
+        );
+        let files = ResolvedFiles::default();
+        let encryption = hosted(&text, &files);
+        objects(&encryption, &files, &layout(Profile::Hypershift, Phase::Settled)).unwrap()
+    };
+    let client = "11111111-2222-3333-4444-555555555555";
+    let list = azure(&format!("workloadIdentity: {{clientID: {client}}}"));
+    let config = document(&entry(&list[1], "config.yaml")).unwrap();
+    let names = names_of(&config["resources"][0]);
+    assert_eq!((names.len(), names[0].as_str()), (3, "azure-be23a676"));
+    let endpoint = |index: usize| &config["resources"][0]["providers"][index]["kms"]["endpoint"];
+    assert_eq!(endpoint(0), "unix:///opt/azurekmsactive.socket");
+    assert_eq!(endpoint(1), "unix:///opt/azurekmsbackup.socket");
+    assert_eq!(list[0]["metadata"]["name"], "azure-kms-config");
+    let file = document(&entry(&list[0], "cloud.conf")).unwrap();
+    assert_eq!(
+        file,
+        json!({
+            "cloud": "AzurePublicCloud", "tenantId": "t", "useManagedIdentityExtension": false,
+            "useWorkloadIdentityExtension": true,
+        })
+    );
+    let list = azure("kms: {credentialsSecretName: kms-msi, objectEncoding: utf-8}");
+    let file = document(&entry(&list[0], "cloud.conf")).unwrap();
+    assert_eq!(file["aadMSIDataPlaneIdentityPath"], "/mnt/certs/kms-msi");
+}
+
+#[test]
 fn openshifts_layout_is_library_gos() {
     let digest = "0".repeat(64);
     let text = format!(

@@ -69,8 +69,9 @@ fn the_schemas_are_of_the_kinds_that_are_watched() {
 
 #[tokio::test]
 async fn what_is_mirrored_fits_the_schema() {
-    for encryption in [aws(K1), azure("1"), aescbc("aes")] {
+    for encryption in [aws(K1), azure("1"), ibm(&[1]), aescbc("aes")] {
         let fake = world(encryption);
+        fake.put_secret(SOURCES, "ibm", &[("iam_apikey", b"one")]);
         fake.put_secret(SOURCES, "aes", &[("key", &[7; 32])]);
         pass(&fake).await;
         let spec = spec(&fake);

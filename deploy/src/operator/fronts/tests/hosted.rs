@@ -241,7 +241,47 @@ async fn whoever_logs_in_by_role_alone_gets_the_token_for_it() {
     assert_stable(&fake).await;
     // Keys of a vendor that has left are still read with; so are those of before.
     edit(&fake, azure("1")).await;
+    let mut other = token.clone();
+    other["type"] = "azure".into();
+    assert_eq!(spec(&fake)["tokens"], json!([token, other]));
+    assert_stable(&fake).await;
+}
+
+#[tokio::test]
+async fn managed_azure_logs_in_with_what_the_secrets_store_gives_its_pods() {
+    let mut encryption = azure("1");
+    let azure = encryption["kms"]["azure"].as_object_mut().unwrap();
+    azure.remove("workloadIdentity");
+    let login = json!({"credentialsSecretName": "kms-msi", "objectEncoding": "utf-8"});
+    azure.insert("kms".to_owned(), login);
+    let fake = world(encryption);
+    pass(&fake).await;
+    let token = json!({
+        "type": "azure", "file": "/mnt/certs/kms-msi", "secretProviderClass": "managed-azure-kms",
+    });
     assert_eq!(spec(&fake)["tokens"], json!([token]));
+    let credentials = &spec(&fake)["keys"][0]["credentials"];
+    assert_eq!(credentials, &json!({"identityFile": "/mnt/certs/kms-msi"}));
+    assert_stable(&fake).await;
+}
+
+#[tokio::test]
+async fn services_of_ibms_that_trust_each_other_need_a_profile_that_hypershift_does_not_name() {
+    let mut encryption = ibm(&[1]);
+    encryption["kms"]["ibmcloud"]["auth"] = json!({"type": "Managed", "managed": {}});
+    let fake = world(encryption);
+    pass(&fake).await;
+    let (reason, message) = fault(&fake);
+    assert!(reason == "InvalidSpec" && message.contains("profileName"), "{message}");
+    assert_eq!(fake.at(ENCRYPTION), None);
+    let file = "/etc/pod-identity-token/pod-identity-token";
+    let login = format!("{{tokenFile: {file}, profileName: p}}");
+    let settings = format!("vendors: {{ibmcloud: {{credentials: {login}}}}}");
+    annotate(&fake, "sidekey.dev/settings", Some(&settings));
+    pass(&fake).await;
+    let token = json!({"type": "ibmcloud", "file": file, "podToken": {"expiry": "15m"}});
+    assert_eq!(spec(&fake)["tokens"], json!([token]));
+    assert_eq!(spec(&fake)["keys"][0]["credentials"]["profileName"], "p");
     assert_stable(&fake).await;
 }
 

@@ -110,15 +110,33 @@ async fn a_key_of_another_provider_needs_a_login() {
     fake.change(HOSTED, |hosted| {
         hosted["status"] = json!({"secretEncryption": {"activeKey": active}})
     });
-    native(&fake, &kms(&hashes::azure_provider("v", "k", "1", false)));
+    let (vault, name, version) = ("v".to_owned(), "k".to_owned(), "1".to_owned());
+    let key = crate::model::AzureKey { vault, name, version, managed_hsm: false };
+    native(&fake, &kms(&hashes::azure_provider(&key)));
     pass(&fake).await;
     let (reason, message) = fault(&fake);
     assert!(reason == "InvalidSpec" && message.contains("azure"), "{message}");
-    let login = "vendors: {azure: {credentials: {workloadIdentity: {clientID: c}}}}";
+    let login = "vendors: {azure: {credentials: {tenantId: t, clientId: c, federatedTokenFile: /run/t/token}}}";
     annotate(&fake, "sidekey.dev/settings", Some(login));
     pass(&fake).await;
     assert_eq!(keys(&fake), ["1 azure read", "2 aws write"]);
     assert_eq!(adopted(&fake)[0].1, 1);
+}
+
+#[tokio::test]
+async fn what_ibms_own_plugin_stored_is_not_given_to_a_provider_that_cannot_read_it() {
+    let fake = world(ibm(&[1]));
+    fake.put_secret(SOURCES, "ibm", &[("iam_apikey", b"one")]);
+    native(&fake, &kms("ibmv2"));
+    pass(&fake).await;
+    let (reason, message) = fault(&fake);
+    assert_eq!(reason, "UnknownProviderName");
+    assert!(message.contains("type external") && message.contains("ownData: true"), "{message}");
+    assert_eq!(fake.at(ENCRYPTION), None);
+    annotate(&fake, "sidekey.dev/settings", Some("vendors: {ibmcloud: {ownData: true}}"));
+    pass(&fake).await;
+    assert_eq!(adopted(&fake), [("ibmv2".to_owned(), 1)]);
+    assert_stable(&fake).await;
 }
 
 #[tokio::test]

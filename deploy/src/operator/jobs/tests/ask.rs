@@ -13,7 +13,7 @@ pub(super) fn task(token: &str) -> Task {
     let Task::Preflight(PreflightTask { key, files, .. }) = preflight(token) else {
         unreachable!()
     };
-    Task::Rotate(RotateTask { key, files, key_id_hash: hash("a") })
+    Task::Rotate(RotateTask { key, files, key_id_hash: hash("a"), host_aliases: Value::Null })
 }
 
 #[test]

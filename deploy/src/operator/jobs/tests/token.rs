@@ -1,6 +1,7 @@
 //! Jobs of providers that log in with a token of the hosted cluster.
 
 use super::*;
+use crate::model::TokenSource;
 
 const DIRECTORY: &str = "/var/run/secrets/openshift/serviceaccount";
 
@@ -42,6 +43,31 @@ fn a_token_is_minted_before_a_provider_is_tried_or_asked() {
         let text = spec["volumes"].to_string();
         assert!(text.contains(r#""secretName":"hosted""#), "{text}");
         assert!(!reader.to_string().contains("kubeconfig"), "{reader}");
+    }
+}
+
+#[test]
+fn what_a_secrets_store_gives_is_mounted_by_the_one_that_logs_in_with_it() {
+    let mut encryption = minting();
+    let token = &mut encryption.spec.tokens[0];
+    token.file = format!("{DIRECTORY}/kms-msi");
+    token.source = TokenSource::SecretsStore { secret_provider_class: "managed".to_owned() };
+    for task in [preflight("t"), ask::task("t")] {
+        let plan = Plan::new(&encryption, &task).unwrap();
+        let _: Job = serde_json::from_value(plan.job.clone()).unwrap();
+        let spec = pod_spec(&plan);
+        assert!(
+            !spec["initContainers"].to_string().contains("--once"),
+            "nothing is minted: {spec}"
+        );
+        let reader = match task {
+            Task::Preflight(_) => &spec["initContainers"][0],
+            _ => &spec["containers"][0],
+        };
+        assert_eq!(mounts(reader), [("kms-token-vault", true)]);
+        let volumes = spec["volumes"].to_string();
+        assert!(volumes.contains(r#""secretProviderClass":"managed""#), "{volumes}");
+        assert!(!volumes.contains("kubeconfig"), "{volumes}");
     }
 }
 

@@ -41,6 +41,7 @@ async fn what_is_too_long_or_in_the_wrong_place_is_refused() {
     let review = review(&pod()).to_string().into_bytes();
     assert_eq!(send(address, "POST", "/mutate", review.clone()).await, 200);
     assert_eq!(send(address, "POST", "/mutate?timeout=10s", review.clone()).await, 200);
+    assert_eq!(send(address, "POST", "/native-image", review.clone()).await, 200);
     assert_eq!(send(address, "POST", "/mutate", vec![b' '; MAX_REVIEW + 1]).await, 413);
     assert_eq!(send(address, "POST", "/", review).await, 404);
     assert_eq!(send(address, "GET", "/mutate", Vec::new()).await, 405);

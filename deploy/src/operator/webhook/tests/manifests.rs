@@ -34,6 +34,17 @@ fn the_api_server_asks_where_the_webhook_answers() {
 }
 
 #[test]
+fn a_pod_is_asked_about_its_images_where_its_namespace_says_so_and_never_waits_for_the_answer() {
+    let configuration = base("webhook.yaml").remove(0);
+    let webhook = &configuration["webhooks"][1];
+    assert_eq!(webhook["clientConfig"]["service"]["path"], NATIVE_PATH);
+    let labels = &webhook["namespaceSelector"]["matchLabels"];
+    assert_eq!(labels, &json!({"sidekey.dev/native-image": "enabled"}));
+    assert_eq!(webhook["failurePolicy"], "Ignore");
+    assert_eq!(webhook["objectSelector"]["matchLabels"], json!({"app": "kube-apiserver"}));
+}
+
+#[test]
 fn the_pod_has_the_ports_that_the_process_opens_by_itself() {
     let deployment = of_kind("deployment.yaml", "Deployment");
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];

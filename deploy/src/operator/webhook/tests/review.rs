@@ -5,7 +5,7 @@ use kube::runtime::watcher::Event;
 
 use super::*;
 
-async fn body_of(answer: Answer) -> (u16, Value) {
+pub(super) async fn body_of(answer: Answer) -> (u16, Value) {
     let status = answer.status().as_u16();
     let bytes = answer.into_body().collect().await.unwrap().to_bytes();
     (status, serde_json::from_slice(&bytes).unwrap_or_default())

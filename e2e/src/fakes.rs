@@ -1,0 +1,313 @@
+//! Fakes of vendors' services, for the KMSs that cannot be had here.
+//!
+//! They are fakes and their tests call them so. But they are honest: cryptography is real, keys have
+//! versions and states, tokens are issued, expire and are checked, and refusals have the vendor's own
+//! bodies. With `--all` the vendor's own Go client proves each of them, and what was said then is kept
+//! as fixtures: the provider and the fake of its tests cannot share one misreading.
+//!
+//! A [`Fake`] is a [`Service`] in clear behind a [`Gateway`], which ends TLS, counts and can be hurt.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::gateway::Gateway;
+use crate::pki::Authority;
+use crate::scratch::Scratch;
+
+/// What a fake takes itself for. It is asked on one thread at a time.
+pub trait Service: Send + 'static {
+    /// The name of the operation, by which calls are counted; nothing for a path that it does not have.
+    fn operation(&self, asked: &Asked) -> Option<&'static str>;
+
+    /// The answer to an operation.
+    fn answer(&mut self, operation: &'static str, asked: &Asked) -> Answer;
+
+    /// The answer to what is no operation.
+    fn unknown(&self, asked: &Asked) -> Answer {
+        let text = format!("no such path: {} {}", asked.method, asked.path);
+        Answer::json(404, &serde_json::json!({"error": text}))
+    }
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The method.
+    pub method: Method,
+    /// The path, as it came.
+    pub path: String,
+    /// What stands behind the question mark.
+    pub query: String,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// Headers.
+    pub headers: Vec<(&'static str, String)>,
+    /// The body.
+    pub body: String,
+}
+
+/// One call, as a client made it and as it was answered. Tokens are left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exchange {
+    /// The operation.
+    pub operation: String,
+    /// The method.
+    pub method: String,
+    /// Path and query.
+    pub path: String,
+    /// What was sent.
+    pub request: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// What was answered.
+    pub answer: String,
+}
+
+/// A running fake; it ends when it is dropped.
+#[derive(Debug)]
+pub struct Fake<S> {
+    state: Arc<State<S>>,
+    gateway: Gateway,
+    ca: PathBuf,
+    accepting: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct State<S> {
+    service: Mutex<S>,
+    /// Given to the next calls of an operation, in the place of the service's own.
+    next: Mutex<BTreeMap<&'static str, VecDeque<Answer>>>,
+    calls: Mutex<BTreeMap<&'static str, u64>>,
+    exchanges: Mutex<Vec<Exchange>>,
+}
+
+impl Asked {
+    /// The body as JSON; null if it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+
+    /// The fields of a form.
+    pub fn form(&self) -> BTreeMap<String, String> {
+        fields(&String::from_utf8_lossy(&self.body))
+    }
+
+    /// The parameters behind the question mark.
+    pub fn parameters(&self) -> BTreeMap<String, String> {
+        fields(&self.query)
+    }
+
+    /// A header as text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// The token that came along.
+    pub fn bearer(&self) -> Option<&str> {
+        self.header(AUTHORIZATION.as_str())?.strip_prefix("Bearer ")
+    }
+}
+
+impl Answer {
+    /// An answer in JSON.
+    pub fn json(status: u16, value: &Value) -> Self {
+        let headers = vec![("content-type", "application/json".to_owned())];
+        Self { status, headers, body: value.to_string() }
+    }
+
+    /// With one more header.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+}
+
+impl<S: Service> Fake<S> {
+    /// Starts it on loopback, in TLS; its CA is written into the scratch directory.
+    pub async fn start(scratch: &Scratch, name: &str, service: S) -> Result<Self> {
+        let dir = scratch.subdir(name)?;
+        let authority = Authority::new(name)?;
+        let certificate = authority.server(&dir, name)?;
+        let listener = TcpListener::bind("127.0.0.1:0").await.context("no port for a fake")?;
+        let gateway = Gateway::tls(listener.local_addr()?, &certificate).await?;
+        let state = Arc::new(State {
+            service: Mutex::new(service),
+            next: Mutex::default(),
+            calls: Mutex::default(),
+            exchanges: Mutex::default(),
+        });
+        let accepting = tokio::spawn(accept(listener, state.clone()));
+        Ok(Self { state, gateway, ca: authority.file(&dir)?, accepting })
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address())
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.gateway.address()
+    }
+
+    /// The CA of its certificate, in PEM.
+    pub fn ca(&self) -> &Path {
+        &self.ca
+    }
+
+    /// What stands in front of it: faults are made there.
+    pub fn gateway(&self) -> &Gateway {
+        &self.gateway
+    }
+
+    /// The service, to look at it or to change its keys, tokens and rights.
+    pub fn service(&self) -> MutexGuard<'_, S> {
+        lock(&self.state.service)
+    }
+
+    /// Answers the next `times` calls of an operation so.
+    pub fn refuse(&self, operation: &'static str, times: usize, answer: &Answer) {
+        let answers = std::iter::repeat_n(answer.clone(), times);
+        lock(&self.state.next).entry(operation).or_default().extend(answers);
+    }
+
+    /// How often an operation was asked for.
+    pub fn calls(&self, operation: &str) -> u64 {
+        lock(&self.state.calls).get(operation).copied().unwrap_or_default()
+    }
+
+    /// All calls so far.
+    pub fn all_calls(&self) -> u64 {
+        lock(&self.state.calls).values().sum()
+    }
+
+    /// All that was said, for fixtures.
+    pub fn exchanges(&self) -> Vec<Exchange> {
+        lock(&self.state.exchanges).clone()
+    }
+}
+
+impl<S> Drop for Fake<S> {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn accept<S: Service>(listener: TcpListener, state: Arc<State<S>>) {
+    let mut connections = tokio::task::JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        let state = state.clone();
+        let service = service_fn(move |request| answer(state.clone(), request));
+        // Clients may go away at any time.
+        connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn answer<S: Service>(
+    state: Arc<State<S>>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, hyper::Error> {
+    let (head, body) = request.into_parts();
+    let asked = Asked {
+        method: head.method,
+        path: head.uri.path().to_owned(),
+        query: head.uri.query().unwrap_or_default().to_owned(),
+        headers: head.headers,
+        body: body.collect().await?.to_bytes(),
+    };
+    let answer = state.answer(&asked);
+    let mut response = Response::new(Full::new(answer.body.into()));
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or_default();
+    for (name, value) in answer.headers {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            response.headers_mut().append(HeaderName::from_static(name), value);
+        }
+    }
+    Ok(response)
+}
+
+impl<S: Service> State<S> {
+    fn answer(&self, asked: &Asked) -> Answer {
+        let mut service = lock(&self.service);
+        let Some(operation) = service.operation(asked) else { return service.unknown(asked) };
+        *lock(&self.calls).entry(operation).or_default() += 1;
+        let next = lock(&self.next).get_mut(operation).and_then(VecDeque::pop_front);
+        let answer = next.unwrap_or_else(|| service.answer(operation, asked));
+        let path = match asked.query.as_str() {
+            "" => asked.path.clone(),
+            query => format!("{}?{query}", asked.path),
+        };
+        lock(&self.exchanges).push(Exchange {
+            operation: operation.to_owned(),
+            method: asked.method.to_string(),
+            path,
+            request: String::from_utf8_lossy(&asked.body).into_owned(),
+            status: answer.status,
+            answer: answer.body.clone(),
+        });
+        answer
+    }
+}
+
+/// Fields of a form or of a query.
+fn fields(text: &str) -> BTreeMap<String, String> {
+    let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.map(|(name, value)| (decoded(name), decoded(value))).collect()
+}
+
+/// What was percent-encoded.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let hex = after.get(..2).and_then(|two| std::str::from_utf8(two).ok());
+        let byte = hex.filter(|_| *first == b'%').and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        bytes.push(byte.unwrap_or(if *first == b'+' { b' ' } else { *first }));
+        rest = if byte.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_are_read_as_they_were_meant() {
+        let read = fields("grant_type=urn%3Aibm&apikey=a+b%2Bc&empty=&odd=%zz");
+        let expected =
+            [("apikey", "a b+c"), ("empty", ""), ("grant_type", "urn:ibm"), ("odd", "%zz")];
+        assert_eq!(read, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+    }
+}

@@ -47,6 +47,10 @@ mod planes {
 }
 
 mod full {
+    mod light {
+        mod gcp_client;
+    }
+
     mod plane {
         mod shipped_times;
     }

@@ -27,6 +27,7 @@ pub mod etcd;
 pub mod fakes;
 pub mod faulty;
 pub mod gateway;
+pub mod gcp;
 pub mod golang;
 pub mod hosted;
 pub mod http;

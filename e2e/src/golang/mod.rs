@@ -115,6 +115,15 @@ pub const LOCAL_KMS: GoServer = GoServer {
     cost: "20 seconds the first time",
 };
 
+/// Google's own client of Cloud KMS, by which the fake of that is proven.
+pub const GCP_CLIENT: GoServer = GoServer {
+    name: "gcp-client",
+    version: "1.36.1",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/gcp-client"),
+    ldflags: "",
+    cost: "a minute the first time",
+};
+
 impl GoServer {
     /// The binary's path, built now if the cache does not have it. Blocks.
     pub fn build(&self) -> Result<PathBuf> {

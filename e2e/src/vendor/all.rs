@@ -9,6 +9,9 @@ use serde_json::json;
 use tonic::async_trait;
 
 use crate::aws::{AwsPlugin, Moto};
+use crate::binaries;
+use crate::gateway::Fault;
+use crate::gcp::{self, GcpBackend, GcpPlugin};
 use crate::local::LocalPlugin;
 use crate::openbao::OpenBao;
 use crate::scratch::Scratch;
@@ -22,6 +25,7 @@ pub async fn every(scratch: &Scratch) -> Result<Vec<(&'static str, Box<dyn Kms>)
         ("local", Box::new(Local::start(scratch)?)),
         ("aws", Box::new(Aws::start(scratch).await?)),
         ("vault", Box::new(Vault::start(scratch).await?)),
+        ("gcp", Box::new(Gcp(GcpBackend::start(scratch).await?))),
     ])
 }
 
@@ -139,5 +143,26 @@ impl Kms for Vault {
 
     fn end(&mut self) -> Result<()> {
         self.bao.process().kill()
+    }
+}
+
+/// A fake of Cloud KMS, with the key of a service account.
+struct Gcp(GcpBackend);
+
+#[async_trait(?Send)]
+impl Kms for Gcp {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let dir = scratch.subdir(name)?;
+        let endpoint = format!("unix://{}", dir.join("kms.sock").display());
+        let config = json!({"keys": [self.0.document(1, &self.0.key, &endpoint)]});
+        let program = binaries::path_async(gcp::PROGRAM).await?;
+        let mut plugin = GcpPlugin::spawn(&program, &dir, &config, &[]).await?;
+        plugin.wait_ready().await?;
+        Ok(Provider { endpoint, sidecar: Box::new(plugin) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.0.fake.gateway().inject(Fault::Cut);
+        Ok(())
     }
 }

@@ -53,6 +53,10 @@ mod planes {
 }
 
 mod full {
+    mod light {
+        mod gcp_client;
+    }
+
     mod plane {
         mod shipped_times;
     }

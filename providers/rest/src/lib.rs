@@ -7,7 +7,8 @@
 //! - [`Servers`]: several servers of one cluster, asked as if they were one;
 //! - [`Lease`]: tokens, sessions and credentials that are renewed in time; [`oauth`]: their forms;
 //! - [`codes`]: what a vendor's codes mean; [`dropin`]: the flags of the plugin that is replaced;
-//! - [`naming`]: key_ids; [`Trust`], [`Address`], [`Clock`], [`Learner`], [`files`], [`json`], [`Shared`].
+//! - [`naming`]: key_ids; [`Trust`], [`Address`], [`Clock`], [`Learner`], [`files`], [`json`], [`Shared`],
+//!   [`crc32c`].
 //!
 //! It refuses to retry: a key in core does that, with one budget for all. It refuses to verify less
 //! than a whole certificate, to quote what a server sent, and to read more than it asked for.
@@ -30,9 +31,11 @@
 //! | KMIP | none | kmip-protocol has neither Encrypt nor Decrypt, cosmian_kmip is BUSL |
 
 pub mod address;
+mod bearer;
 mod body;
 mod clock;
 pub mod codes;
+mod crc32c;
 pub mod dropin;
 pub mod files;
 pub mod http;
@@ -50,10 +53,11 @@ pub mod tls;
 pub use address::Address;
 pub use body::{form, json, read};
 pub use clock::{Clock, Learner};
+pub use crc32c::crc32c;
 pub use http::{Answer, Http, Limits, Proxy, Request, secret_header};
 pub use lease::Lease;
 #[cfg(feature = "aws")]
 pub use sdk::SdkTransport;
 pub use servers::Servers;
-pub use shared::Shared;
+pub use shared::{Shared, fingerprint};
 pub use tls::Trust;

@@ -1,7 +1,10 @@
 //! What is in use, found again by what it is made of: keys with equal settings and credentials
 //! share one client, with its connections and its session.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use sidekey_core::{Files, sha256};
 
 /// Things that go when nobody uses them any more.
 pub struct Shared<K, V>(Mutex<Vec<(K, Weak<V>)>>);
@@ -40,6 +43,16 @@ impl<K: PartialEq, V> Shared<K, V> {
     }
 }
 
+/// What a client, or a login, is made of: settings, and the very contents of files.
+pub fn fingerprint(settings: &str, paths: &[PathBuf], files: &Files) -> [u8; 32] {
+    let mut text = settings.to_owned();
+    for path in paths {
+        let content = files.secret(path).map(|content| sha256(content.expose()));
+        text.push_str(&format!("\n{path:?} {:?}", content.ok()));
+    }
+    sha256(text.as_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,5 +69,19 @@ mod tests {
         assert!(shared.find(&"a").is_none());
         assert_eq!(shared.get("a", || Err("no")), Err("no"));
         assert_eq!(shared.get("a", || Ok::<_, ()>(8)).as_deref(), Ok(&8));
+    }
+
+    #[test]
+    fn other_settings_and_other_contents_make_another_fingerprint() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let of = |settings: &str, text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let files = Files::read([path.as_path()]).unwrap();
+            fingerprint(settings, std::slice::from_ref(&path), &files)
+        };
+        assert_eq!(of("a", "1"), of("a", "1"));
+        assert_ne!(of("a", "1"), of("a", "2"));
+        assert_ne!(of("a", "1"), of("b", "1"));
     }
 }

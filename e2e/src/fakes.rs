@@ -7,6 +7,8 @@
 //!
 //! A [`Fake`] is a [`Service`] in clear behind a [`Gateway`], which ends TLS, counts and can be hurt.
 
+pub mod ibm;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -47,6 +47,10 @@ mod planes {
 }
 
 mod full {
+    mod light {
+        mod ibm_backend;
+    }
+
     mod plane {
         mod shipped_times;
     }

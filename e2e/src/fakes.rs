@@ -8,6 +8,7 @@
 //! A [`Fake`] is a [`Service`] in clear behind a [`Gateway`], which ends TLS, counts and can be hurt.
 
 pub mod gcp;
+pub mod ibm;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;

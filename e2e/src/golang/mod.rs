@@ -124,6 +124,15 @@ pub const GCP_CLIENT: GoServer = GoServer {
     cost: "a minute the first time",
 };
 
+/// IBM's own client of Key Protect, for the proof of our fake of that.
+pub const KEYPROTECT_CLIENT: GoServer = GoServer {
+    name: "keyprotect-client",
+    version: "0.15.1",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/keyprotect-client"),
+    ldflags: "",
+    cost: "some seconds the first time",
+};
+
 impl GoServer {
     /// The binary's path, built now if the cache does not have it. Blocks.
     pub fn build(&self) -> Result<PathBuf> {

@@ -10,10 +10,13 @@ use tonic::async_trait;
 
 use crate::aws::{AwsPlugin, Moto};
 use crate::binaries;
+use crate::fakes::Fake;
+use crate::fakes::ibm::{KeyProtect, READER};
 use crate::gateway::Fault;
 use crate::gcp::{self, GcpBackend, GcpPlugin};
 use crate::local::LocalPlugin;
 use crate::openbao::OpenBao;
+use crate::process::Spec;
 use crate::scratch::Scratch;
 use crate::sidecar::Sidecar;
 use crate::vault::VaultPlugin;
@@ -26,6 +29,7 @@ pub async fn every(scratch: &Scratch) -> Result<Vec<(&'static str, Box<dyn Kms>)
         ("aws", Box::new(Aws::start(scratch).await?)),
         ("vault", Box::new(Vault::start(scratch).await?)),
         ("gcp", Box::new(Gcp(GcpBackend::start(scratch).await?))),
+        ("ibmcloud", Box::new(IbmCloud::start(scratch).await?)),
     ])
 }
 
@@ -163,6 +167,56 @@ impl Kms for Gcp {
 
     fn end(&mut self) -> Result<()> {
         self.0.fake.gateway().inject(Fault::Cut);
+        Ok(())
+    }
+}
+
+/// A fake Key Protect over TLS, with an API key.
+struct IbmCloud {
+    fake: Fake<KeyProtect>,
+    instance: String,
+    key: String,
+    api_key: PathBuf,
+}
+
+impl IbmCloud {
+    async fn start(scratch: &Scratch) -> Result<Self> {
+        let mut service = KeyProtect::default();
+        let instance = service.instance();
+        let key = service.create(&instance);
+        let api_key = scratch.subdir("ibmcloud")?.join("api-key");
+        fs::write(&api_key, service.api_key(&READER))?;
+        let fake = Fake::start(scratch, "key-protect", service).await?;
+        Ok(Self { fake, instance, key, api_key })
+    }
+}
+
+#[async_trait(?Send)]
+impl Kms for IbmCloud {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let dir = scratch.subdir(name)?;
+        let endpoint = format!("unix://{}", dir.join("kms.sock").display());
+        let document = json!({"admin": "127.0.0.1:0", "keys": [{
+            "id": 1, "type": "ibmcloud", "listen": endpoint,
+            "kek": {"instance": self.instance, "key": self.key},
+            "settings": {
+                "address": self.fake.url(), "tokenUrl": self.fake.url(), "caFile": self.fake.ca(),
+            },
+            "credentials": {"apiKeyFile": self.api_key},
+        }]});
+        let config = dir.join("config.yaml");
+        fs::write(&config, document.to_string())?;
+        let program = binaries::path_async("sidekey-ibmcloud").await?;
+        let name = format!("sidekey-ibmcloud {name}");
+        let spec = Spec::new(name, program, dir.join("plugin.log"));
+        let mut sidecar = Sidecar::start(spec.arg("--config").arg(config)).await?;
+        sidecar.wait_ready().await?;
+        // A box leads to its process as the plugins of other vendors do.
+        Ok(Provider { endpoint, sidecar: Box::new(Box::new(sidecar)) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.fake.gateway().inject(Fault::Cut);
         Ok(())
     }
 }

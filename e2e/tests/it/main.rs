@@ -55,6 +55,7 @@ mod planes {
 mod full {
     mod light {
         mod gcp_client;
+        mod ibm_backend;
     }
 
     mod plane {

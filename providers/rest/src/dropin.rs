@@ -136,6 +136,15 @@ pub fn place(document: &mut Value, path: &str, value: Value) {
     *at = value;
 }
 
+/// Whether a configuration file is named: variables do not count beside one, because those of the
+/// vendor's own clients are in many environments.
+pub fn names_a_file(arguments: impl Iterator<Item = String>) -> bool {
+    arguments.skip(1).any(|argument| {
+        let name = argument.split('=').next().unwrap_or_default();
+        matches!(name, "--config" | "-config")
+    })
+}
+
 /// What Go takes for true.
 fn is_true(text: &str) -> bool {
     matches!(text, "1" | "t" | "T" | "true" | "True" | "TRUE")

@@ -171,7 +171,7 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
 
     fn keys(flags: &Flags) -> Result<Option<Value>, Error> {
         let environment = |name: &str| std::env::var(name).ok();
-        let Some(flags) = flags.with(&environment, names_a_file(std::env::args())) else {
+        let Some(flags) = flags.with(&environment, kit::names_a_file(std::env::args())) else {
             return Ok(None);
         };
         let (key, given) = describe(&flags)?;
@@ -197,15 +197,6 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
     fn execute(command: RotateCommand) -> Result<Answer, Error> {
         rotate::<Self>(command)
     }
-}
-
-/// Whether a configuration file is named: variables do not count beside one, because Vault's own
-/// are in many environments.
-fn names_a_file(arguments: impl Iterator<Item = String>) -> bool {
-    arguments.skip(1).any(|argument| {
-        let name = argument.split('=').next().unwrap_or_default();
-        matches!(name, "--config" | "-config")
-    })
 }
 
 #[cfg(test)]

@@ -71,3 +71,10 @@ fn variables_stand_for_missing_flags_and_the_vendors_own_only_fill_in() {
     assert_eq!(found.get("address"), None, "empty is not given");
     assert_eq!(parse(&["--old"]).first(), Some("old"));
 }
+
+#[test]
+fn a_configuration_file_is_told_from_other_arguments() {
+    let named = |line: &str| names_a_file(line.split(' ').map(str::to_owned));
+    assert!(named("x --config f") && named("x -config=f") && named("x --config=f"));
+    assert!(!named("x -vault-address --configs"));
+}

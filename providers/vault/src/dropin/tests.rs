@@ -4,8 +4,8 @@ use clap::Parser;
 use serde_json::{Value, json};
 use sidekey_core::config::Problems;
 
+use super::Flags;
 use super::describe::{describe, process};
-use super::{Flags, names_a_file};
 use crate::Config;
 
 #[derive(Parser)]
@@ -160,9 +160,6 @@ fn variables_of_vaults_own_clients_describe_no_key() {
     let lookup = |_: &str| Some("x".to_owned());
     let none = Line::try_parse_from(["sidekey-vault"]).unwrap().flags;
     assert!(none.with(&lookup, true).is_none(), "beside a file none counts");
-    let named = |line: &str| names_a_file(line.split(' ').map(str::to_owned));
-    assert!(named("x --config f") && named("x -config=f") && named("x --config=f"));
-    assert!(!named("x -vault-address --configs"));
 }
 
 #[test]

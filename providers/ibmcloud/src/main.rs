@@ -1,0 +1,5 @@
+//! The `sidekey-ibmcloud` binary.
+
+fn main() -> std::process::ExitCode {
+    sidekey_core::run::<sidekey_ibmcloud::IbmCloud>()
+}

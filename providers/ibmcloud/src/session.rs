@@ -1,0 +1,76 @@
+//! A login at IBM's IAM that keys share, and the token that it gave.
+//!
+//! Keys with the same credentials share one login and one set of connections. What they are made of
+//! is hashed, contents of files included, so that changed credentials make another session, which is
+//! tried beside the old one.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::header::AUTHORIZATION;
+use sidekey_core::{Error, Files, hex, sha256};
+use sidekey_rest::oauth::TokenEndpoint;
+use sidekey_rest::{Address, Answer, Http, Lease, Limits, Proxy, Request, Shared};
+use tokio::time::Instant;
+
+use crate::config::Config;
+use crate::root_key;
+
+/// A token as fresh as this is not replaced: it is refused for another reason.
+const YOUNG: Duration = Duration::from_secs(30);
+/// For how long a refused credential is not sent again: IAM locks nobody out, and what was wrong
+/// may be mended there by then.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// Sessions in use, by the hash of what they are made of.
+static SESSIONS: Shared<[u8; 32], Session> = Shared::new();
+
+/// One login, and the connections that are used with it.
+pub(crate) struct Session {
+    http: Http,
+    lease: Lease<TokenEndpoint>,
+}
+
+impl Session {
+    /// The session of this configuration, which may be in use already.
+    pub(crate) fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
+        let mut made_of = config.login();
+        for path in config.files() {
+            let content = hex(&sha256(files.secret(&path)?.expose()));
+            made_of.push_str(&format!("\n{path:?} {content}"));
+        }
+        SESSIONS.get(sha256(made_of.as_bytes()), || Self::new(config, files))
+    }
+
+    fn new(config: &Config, files: &Files) -> Result<Self, Error> {
+        let http = Http::new(&config.trust(files)?, Proxy::new(None), Limits::default());
+        let secret = config.secret(files)?;
+        let credential = format!("{}\n{}", config.login(), hex(&sha256(secret.expose())));
+        let endpoint = config.token_endpoint(&http, secret)?;
+        Ok(Self { http, lease: Lease::new(endpoint, sha256(credential.as_bytes()), PAUSE) })
+    }
+
+    /// When the token in use ends.
+    pub(crate) fn expiry(&self) -> Option<SystemTime> {
+        self.lease.expiry()
+    }
+
+    /// Asks with our token. If that is refused, it is replaced and the question is asked once more.
+    pub(crate) async fn ask(
+        &self,
+        address: &Address,
+        mut request: Request,
+        deadline: Instant,
+    ) -> Result<Answer, Error> {
+        let token = self.lease.get(deadline).await?;
+        request.headers.insert(AUTHORIZATION, token.item.clone());
+        let answer = self.http.ask(address, request.clone(), deadline).await?;
+        if token.since.elapsed() < YOUNG || !root_key::refuses_token(&answer) {
+            return Ok(answer);
+        }
+        tracing::info!("Key Protect refuses the token: logging in again");
+        let token = self.lease.replace(&token, deadline).await?;
+        request.headers.insert(AUTHORIZATION, token.item.clone());
+        self.http.ask(address, request, deadline).await
+    }
+}

@@ -8,13 +8,13 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::Method;
 use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
 use sidekey_core::tls::Unusable;
 use sidekey_core::{Error, Files, Kind, Secret};
-use sidekey_rest::{Address, Http, Lease, Limits, Proxy, Request, Shared, Trust};
+use sidekey_rest::{Address, Answer, Http, Lease, Limits, Proxy, Request, Shared, Trust};
 use sidekey_rest::{crc32c, fingerprint, json, read};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
@@ -119,7 +119,13 @@ impl Client {
             request.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
         request.headers.extend(self.lease.source().headers.clone());
-        let answer = self.lease.ask(&self.http, &self.address, request, deadline).await?;
+        let Self { http, address, lease } = self;
+        let refuses = |answer: &Answer| answer.status == StatusCode::UNAUTHORIZED;
+        // What encrypts and decrypts is repeated by core.
+        let answer = match request.method == Method::POST {
+            true => lease.attempt(http, address, request, deadline, refuses).await?,
+            false => lease.ask(http, address, request, deadline, refuses).await?,
+        };
         if answer.status.is_success() {
             Ok(answer.body)
         } else {

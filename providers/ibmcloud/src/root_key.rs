@@ -175,7 +175,8 @@ impl RootKey {
         if let Ok(uid) = HeaderValue::from_str(call.uid) {
             request.headers.entry(CORRELATION).or_insert(uid);
         }
-        let answer = session.ask(&self.address, request, call.deadline).await?;
+        let again = request.method == Method::POST;
+        let answer = session.ask(&self.address, request, call.deadline, again).await?;
         if answer.status.is_success() {
             return Ok(answer.body);
         }

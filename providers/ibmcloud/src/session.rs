@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::header::AUTHORIZATION;
 use sidekey_core::{Error, Files, hex, sha256};
 use sidekey_rest::oauth::TokenEndpoint;
 use sidekey_rest::{Address, Answer, Http, Lease, Limits, Proxy, Request, Shared};
@@ -16,8 +15,6 @@ use tokio::time::Instant;
 use crate::config::Config;
 use crate::root_key;
 
-/// A token as fresh as this is not replaced: it is refused for another reason.
-const YOUNG: Duration = Duration::from_secs(30);
 /// For how long a refused credential is not sent again: IAM locks nobody out, and what was wrong
 /// may be mended there by then.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -55,22 +52,19 @@ impl Session {
         self.lease.expiry()
     }
 
-    /// Asks with our token. If that is refused, it is replaced and the question is asked once more.
+    /// Asks with our token: what core repeats by itself (`again`) if that has to be replaced, or not.
     pub(crate) async fn ask(
         &self,
         address: &Address,
-        mut request: Request,
+        request: Request,
         deadline: Instant,
+        again: bool,
     ) -> Result<Answer, Error> {
-        let token = self.lease.get(deadline).await?;
-        request.headers.insert(AUTHORIZATION, token.item.clone());
-        let answer = self.http.ask(address, request.clone(), deadline).await?;
-        if token.since.elapsed() < YOUNG || !root_key::refuses_token(&answer) {
-            return Ok(answer);
+        let Self { http, lease } = self;
+        let refuses = root_key::refuses_token;
+        match again {
+            true => lease.attempt(http, address, request, deadline, refuses).await,
+            false => lease.ask(http, address, request, deadline, refuses).await,
         }
-        tracing::info!("Key Protect refuses the token: logging in again");
-        let token = self.lease.replace(&token, deadline).await?;
-        request.headers.insert(AUTHORIZATION, token.item.clone());
-        self.http.ask(address, request, deadline).await
     }
 }

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use http::header::{AUTHORIZATION, HeaderValue};
-use http::{HeaderMap, StatusCode};
-use sidekey_core::Error;
+use sidekey_core::{Error, Kind};
 use tokio::time::Instant;
 
 use crate::address::Address;
@@ -14,29 +13,48 @@ use crate::lease::{Lease, Source};
 /// A token as fresh as this is not replaced: it is refused for another reason.
 const YOUNG: Duration = Duration::from_secs(30);
 
+/// Whether an answer says that the token was not good enough, in the vendor's own way.
+type Refuses = fn(&Answer) -> bool;
+
 impl<S: Source<Item = HeaderValue>> Lease<S> {
-    /// Asks with the token. If that is refused (401), it is replaced and the question asked once more.
-    pub async fn ask(
+    /// Asks with the token. If that is refused, it is replaced, and the error says so: a key in core
+    /// then makes its next attempt.
+    pub async fn attempt(
         &self,
         http: &Http,
         address: &Address,
         mut request: Request,
         deadline: Instant,
+        refuses: Refuses,
     ) -> Result<Answer, Error> {
         let token = self.get(deadline).await?;
-        sign(&mut request.headers, &token.item);
-        let answer = http.ask(address, request.clone(), deadline).await?;
-        if answer.status != StatusCode::UNAUTHORIZED || token.since.elapsed() < YOUNG {
+        request.headers.insert(AUTHORIZATION, token.item.clone());
+        let answer = http.ask(address, request, deadline).await?;
+        if !refuses(&answer) || token.since.elapsed() < YOUNG {
             return Ok(answer);
         }
         tracing::info!(%address, "the token is refused: logging in again");
-        sign(&mut request.headers, &self.replace(&token, deadline).await?.item);
-        http.ask(address, request, deadline).await
+        self.replace(&token, deadline).await?;
+        let text = "the token was refused, and there is another one now";
+        Err(Error::new(Kind::Unavailable, text).mended())
     }
-}
 
-fn sign(headers: &mut HeaderMap, token: &HeaderValue) {
-    headers.insert(AUTHORIZATION, token.clone());
+    /// Asks what core does not repeat: once more with the token that took a refused one's place.
+    pub async fn ask(
+        &self,
+        http: &Http,
+        address: &Address,
+        request: Request,
+        deadline: Instant,
+        refuses: Refuses,
+    ) -> Result<Answer, Error> {
+        match self.attempt(http, address, request.clone(), deadline, refuses).await {
+            Err(error) if error.is_mended() => {
+                self.attempt(http, address, request, deadline, refuses).await
+            }
+            done => done,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -78,10 +96,11 @@ mod tests {
         let http = Http::new(&trust, Proxy::default(), Limits::default());
         let address = Address::parse(&fake.url()).unwrap();
         let lease = Lease::new(Numbers::default(), [7; 32], Duration::ZERO);
+        let refused = |answer: &Answer| answer.status == 401;
         let ask = async || {
             let deadline = Instant::now() + Duration::from_secs(30);
             let request = Request::new(Method::GET, "/");
-            lease.ask(&http, &address, request, deadline).await.unwrap().status.as_u16()
+            lease.ask(&http, &address, request, deadline, refused).await.unwrap().status.as_u16()
         };
         assert_eq!((ask().await, fake.seen().len()), (401, 1), "another would be refused too");
         tokio::time::pause();

@@ -289,7 +289,7 @@ async fn of_several_who_publish_at_once_nobody_believes_in_what_is_not_there(wor
         tokio::spawn(async move { binaries::run("sidekey", &args).await.unwrap() })
     });
     let runs: Vec<_> = runs.collect();
-    let mut done = BTreeMap::new();
+    let (mut done, mut said_no) = (BTreeMap::new(), Vec::new());
     for (number, run) in runs.into_iter().enumerate() {
         let outcome = run.await.unwrap();
         assert!([Some(0), FAILED].contains(&outcome.code), "{outcome:?}");
@@ -297,6 +297,8 @@ async fn of_several_who_publish_at_once_nobody_believes_in_what_is_not_there(wor
             let said: Value = serde_json::from_str(&outcome.stdout).unwrap();
             let other = done.insert(said["revision"].as_u64().unwrap(), number);
             assert_eq!(other, None, "two have published one revision: {said}");
+        } else {
+            said_no.push(outcome);
         }
     }
     // Each step is won by somebody, so that one wins the last; who says so is really there.
@@ -315,7 +317,8 @@ async fn of_several_who_publish_at_once_nobody_believes_in_what_is_not_there(wor
         carried = number(&head);
         assert_eq!(entry(&head, file), bench.revision(carried, kept).await, "{head}");
     }
-    assert!(done.contains_key(&carried), "revision {carried} came last; {done:?} said they did");
+    let last = done.contains_key(&carried);
+    assert!(last, "revision {carried} came last; {done:?} said they did, others: {said_no:#?}");
     // Whatever the others left, one more brings all to one revision.
     bench.publish(&[]).await;
     assert_eq!(bench.sidekey("diff", &[]).await.code, Some(0));

@@ -32,12 +32,13 @@ async fn keys_with_the_same_credentials_share_one_login() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_refused_is_replaced_within_the_call() {
+async fn a_token_that_is_refused_is_replaced_for_the_next_attempt() {
     let stage = Stage::new("revoked").await;
     let client = stage.connect().await;
     let key_id = client.key_id().await.unwrap();
     stage.fake.service().revoke_tokens();
     a_minute_later().await;
+    assert!(client.encrypt(&key_id, PLAINTEXT, &call()).await.unwrap_err().is_mended());
     client.encrypt(&key_id, PLAINTEXT, &call()).await.unwrap();
     assert_eq!((stage.fake.calls("token"), stage.fake.calls("wrap")), (2, 2));
 }
@@ -56,6 +57,7 @@ async fn a_missing_right_is_denied_and_makes_no_storm_of_logins() {
     }
     assert_eq!(stage.fake.calls("token"), 1, "the token is fresh: another would be no better");
     a_minute_later().await;
+    assert!(client.decrypt(&sealed, &call()).await.unwrap_err().is_mended());
     for _ in 0..3 {
         assert_eq!(client.decrypt(&sealed, &call()).await.unwrap_err().kind(), Kind::Denied);
     }

@@ -7,6 +7,8 @@
 //!
 //! A [`Fake`] is a [`Service`] in clear behind a [`Gateway`], which ends TLS, counts and can be hurt.
 
+pub mod azure;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -93,6 +95,7 @@ pub struct Exchange {
 pub struct Fake<S> {
     state: Arc<State<S>>,
     gateway: Gateway,
+    plain: SocketAddr,
     ca: PathBuf,
     accepting: JoinHandle<()>,
 }
@@ -155,7 +158,8 @@ impl<S: Service> Fake<S> {
         let authority = Authority::new(name)?;
         let certificate = authority.server(&dir, name)?;
         let listener = TcpListener::bind("127.0.0.1:0").await.context("no port for a fake")?;
-        let gateway = Gateway::tls(listener.local_addr()?, &certificate).await?;
+        let plain = listener.local_addr()?;
+        let gateway = Gateway::tls(plain, &certificate).await?;
         let state = Arc::new(State {
             service: Mutex::new(service),
             next: Mutex::default(),
@@ -163,7 +167,7 @@ impl<S: Service> Fake<S> {
             exchanges: Mutex::default(),
         });
         let accepting = tokio::spawn(accept(listener, state.clone()));
-        Ok(Self { state, gateway, ca: authority.file(&dir)?, accepting })
+        Ok(Self { state, gateway, plain, ca: authority.file(&dir)?, accepting })
     }
 
     /// Its URL.
@@ -174,6 +178,11 @@ impl<S: Service> Fake<S> {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.gateway.address()
+    }
+
+    /// Where it can be asked in clear, past the gateway: as a proxy on the node is.
+    pub fn plain(&self) -> SocketAddr {
+        self.plain
     }
 
     /// The CA of its certificate, in PEM.

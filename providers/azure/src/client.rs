@@ -46,6 +46,7 @@ use zeroize::Zeroizing;
 use crate::codes;
 use crate::config::{Config, Credentials, Place, Settings};
 use crate::identity::{Entra, Identity, TARGET};
+use crate::kek::Kek;
 
 /// For how long a refused login is not repeated: what was wrong may be mended by then at the issuer.
 pub(crate) const PAUSE: Duration = Duration::from_secs(60);
@@ -82,6 +83,7 @@ pub(crate) struct Account {
 /// A client of one vault, for one key.
 pub(crate) struct Client {
     kms: KeyClient,
+    pub(crate) kek: Kek,
     pub(crate) account: Arc<Account>,
 }
 
@@ -157,7 +159,7 @@ impl Client {
         let place = config.place(files)?;
         let (settings, credentials) = (config.settings.clone(), config.credentials.clone());
         let making = (place.clone(), settings, credentials, files.digest());
-        let vault = format!("https://{}", place.host);
+        let (vault, kek) = (format!("https://{}", place.host), place.kek(config)?);
         let account = ACCOUNTS.get(making, || Account::new(config, place, files))?;
         let transport = Sender { http: account.http.separate(), account: account.clone() };
         let client_options = ClientOptions {
@@ -176,7 +178,7 @@ impl Client {
             KeyClient::new(&vault, Arc::new(Placeholder), Some(options)).map_err(|error| {
                 Error::new(Kind::Config, format!("{vault} is no vault")).with_source(error)
             })?;
-        Ok(Self { kms, account })
+        Ok(Self { kms, kek, account })
     }
 
     /// `keys/get`: a version, or the newest one.
@@ -237,7 +239,7 @@ impl Client {
         body: &[u8],
     ) -> Result<(Operand, String), Error> {
         let told: Operated<'_> = read(body, deed.action)?;
-        let version = self.account.place.kek.answered(told.kid);
+        let version = self.kek.answered(told.kid);
         let version = version.filter(|version| asked.is_none_or(|asked| asked == version));
         let version = version.ok_or_else(|| codes::odd(deed, "another key has answered"))?;
         let decode = |text: &str| URL_SAFE_NO_PAD.decode(text.trim_end_matches('='));
@@ -252,11 +254,11 @@ impl Client {
     }
 
     fn name(&self) -> &str {
-        self.account.place.kek.name()
+        self.kek.name()
     }
 
     fn deed(&self, action: &'static str, version: Option<&str>, deadline: Instant) -> Deed {
-        Deed { action, object: self.account.place.kek.url(version), deadline }
+        Deed { action, object: self.kek.url(version), deadline }
     }
 }
 
@@ -294,7 +296,8 @@ impl Account {
             return Ok(());
         };
         if until < deed.deadline {
-            return Ok(sleep_until(until).await);
+            sleep_until(until).await;
+            return Ok(());
         }
         let text =
             format!("{} on {}: the vault has asked not to be called now", deed.action, deed.object);

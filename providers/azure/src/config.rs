@@ -73,8 +73,9 @@ pub(crate) struct Credentials {
 /// Where everything is, once all files are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    pub(crate) kek: Kek,
-    /// The vault's host.
+    /// The vault's URL as given, without a slash at its end.
+    vault: String,
+    /// Its host.
     pub(crate) host: String,
     /// Where the vault is asked.
     pub(crate) endpoint: Address,
@@ -118,8 +119,8 @@ impl Config {
             None => Cloud::named(settings.cloud.as_deref().unwrap_or_default()),
         };
         let (vault, host) = kek.vault(named.as_ref())?;
-        let cloud =
-            Cloud::of_host(&host).or(named.filter(|cloud| cloud.domain_of(&host).is_some()));
+        let cloud = Cloud::of_host(&host)
+            .or_else(|| named.filter(|cloud| cloud.domain_of(&host).is_some()));
         let missing = |field: &str| {
             let text = format!("the cloud of {host} is not known: set settings.{field}");
             Error::new(Kind::Config, text)
@@ -141,16 +142,24 @@ impl Config {
             let text = text.as_deref().unwrap_or(other);
             Address::parse(text).map_err(|why| Error::new(Kind::Config, why))
         };
-        let key = kek.key.clone().ok_or_else(|| missing("key"))?;
         Ok(Place {
             endpoint: address(&settings.endpoint, &vault)?,
             metadata: address(&settings.metadata_endpoint, METADATA)?,
             gateway: settings.gateway.as_deref().map(|text| address(&None, text)).transpose()?,
-            kek: Kek::new(vault, key),
+            vault,
             host,
             authority,
             resource,
         })
+    }
+}
+
+impl Place {
+    /// The key of `config`, in this vault.
+    pub(crate) fn kek(&self, config: &Config) -> Result<Kek, Error> {
+        let key = config.kek.key.clone();
+        let key = key.ok_or_else(|| Error::new(Kind::Config, "kek.key is not set"))?;
+        Ok(Kek::new(self.vault.clone(), key))
     }
 }
 

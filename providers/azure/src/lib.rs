@@ -52,7 +52,6 @@ const NO_GET: &str = "keys/get is not allowed: the state of the key is not known
 pub struct Azure {
     config: Config,
     client: Client,
-    kek: Kek,
     newest: Mutex<Newest>,
 }
 
@@ -87,11 +86,10 @@ impl Provider for Azure {
 
     async fn connect(config: &Config, files: &Files, _: Option<&Self>) -> Result<Self, Error> {
         let client = Client::new(config, files)?;
-        let kek = config.place(files)?.kek;
-        let found = look(&client, &kek, config.kek.version.as_deref()).await?;
+        let found = look(&client, config.kek.version.as_deref()).await?;
         // What is disabled still names the key; who asks for its key_id is told.
         let newest = Newest { fresh: found.1.is_ok(), ..found.0 };
-        Ok(Self { config: config.clone(), client, kek, newest: Mutex::new(newest) })
+        Ok(Self { config: config.clone(), client, newest: Mutex::new(newest) })
     }
 
     async fn key_id(&self) -> Result<KeyId, Error> {
@@ -100,8 +98,7 @@ impl Provider for Azure {
         if known.fresh || !known.told {
             return self.named(&known.version);
         }
-        let (found, state) =
-            look(&self.client, &self.kek, self.config.kek.version.as_deref()).await?;
+        let (found, state) = look(&self.client, self.config.kek.version.as_deref()).await?;
         state?;
         let key_id = self.named(&found.version);
         *self.newest() = found;
@@ -158,7 +155,7 @@ impl Provider for Azure {
         let newest = self.newest();
         let told = if newest.told { "" } else { "; " };
         let why = if newest.told { "" } else { NO_GET };
-        Some(format!("version {} of {}{told}{why}", newest.version, self.kek.url(None)))
+        Some(format!("version {} of {}{told}{why}", newest.version, self.client.kek.url(None)))
     }
 }
 
@@ -171,8 +168,8 @@ impl Azure {
     /// The key_id of a version, as whoever is to read it names it.
     fn named(&self, version: &str) -> Result<KeyId, Error> {
         match self.config.settings.format {
-            Format::Own => self.kek.key_id(version),
-            Format::Text | Format::Binary => KeyId::new(&self.kek.hashed(version)),
+            Format::Own => self.client.kek.key_id(version),
+            Format::Text | Format::Binary => KeyId::new(&self.client.kek.hashed(version)),
         }
     }
 
@@ -180,7 +177,7 @@ impl Azure {
     fn version(&self, key_id: &KeyId) -> Result<String, Error> {
         let newest = self.newest().version.clone();
         let former = self.config.settings.former_versions.iter().map(String::as_str);
-        self.kek.version(
+        self.client.kek.version(
             key_id,
             former.chain([newest.as_str()]).chain(self.config.kek.version.as_deref()),
         )
@@ -196,8 +193,11 @@ impl Azure {
             (self.config.settings.format, self.newest().clone());
         let mut operand = Operand { value: format.encoded(plaintext), ..Operand::default() };
         if most.is_some_and(|most| operand.value.len() > most) {
-            let text =
-                format!("{} bytes are more than {} can wrap", plaintext.len(), self.kek.url(None));
+            let text = format!(
+                "{} bytes are more than {} can wrap",
+                plaintext.len(),
+                self.client.kek.url(None)
+            );
             return Err(Error::new(Kind::Invalid, text));
         }
         if let (Algorithm::Aes, Some(version)) = (algorithm, version) {
@@ -233,14 +233,10 @@ fn unsealed() -> Error {
 }
 
 /// What the version is that new data is wrapped with, and why it cannot be if so.
-async fn look(
-    client: &Client,
-    kek: &Kek,
-    pinned: Option<&str>,
-) -> Result<(Newest, Result<(), Error>), Error> {
+async fn look(client: &Client, pinned: Option<&str>) -> Result<(Newest, Result<(), Error>), Error> {
     let deadline = Instant::now() + OWN_TIME;
     match client.describe(pinned, deadline).await {
-        Ok(told) => described(&told, kek, pinned),
+        Ok(told) => described(&told, &client.kek, pinned),
         Err(error) if error.kind() == Kind::Denied && !error.is_lasting() => {
             tracing::warn!(error = %error.report(), "the key is used without being looked at");
             let version = match pinned {
@@ -292,7 +288,7 @@ fn described(
         }
     };
     let may = |action: &&str| key.key_ops.iter().flatten().any(|one| one == action);
-    if key.key_ops.is_some() && !["encrypt", "decrypt"].iter().all(|action| may(action)) {
+    if key.key_ops.is_some() && !["encrypt", "decrypt"].iter().all(may) {
         return Err(unfit(
             "may not be used to encrypt and decrypt",
             "allow both operations on the key",
@@ -307,3 +303,6 @@ fn described(
     };
     Ok((Newest { version, algorithm, most, fresh: false, told: true }, state))
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@
 //! leave copies of the plaintext behind.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use azure_core::credentials::{AccessToken, TokenCredential, TokenRequestOptions};
@@ -75,7 +75,9 @@ static CONNECTIONS: Shared<Ways, Http> = Shared::new();
 pub(crate) struct Account {
     http: Arc<Http>,
     place: Place,
-    pub(crate) lease: Lease<Entra>,
+    lease: Lease<Entra>,
+    /// The end of the certificate that we log in with, if we do.
+    certified: Option<SystemTime>,
     /// Until when Key Vault wants to be left alone.
     pause: Mutex<Option<Instant>>,
 }
@@ -286,8 +288,15 @@ impl Deed {
 impl Account {
     fn new(config: &Config, place: Place, files: &Files) -> Result<Self, Error> {
         let http = connections(config, files)?;
-        let lease = Identity::new(config, files)?.lease(&place, (*http).clone())?;
-        Ok(Self { http, place, lease, pause: Mutex::default() })
+        let identity = Identity::new(config, files)?;
+        let certified = identity.login.certified();
+        let lease = identity.lease(&place, (*http).clone())?;
+        Ok(Self { http, place, lease, certified, pause: Mutex::default() })
+    }
+
+    /// When the certificate that we log in with ends, or the token where there is none.
+    pub(crate) fn expiry(&self) -> Option<SystemTime> {
+        self.certified.or_else(|| self.lease.expiry())
     }
 
     /// Waits as long as Key Vault has asked for, if the caller has that time.

@@ -5,6 +5,7 @@
 //! former serves until that one has proven itself.
 
 use std::path::Path;
+use std::time::SystemTime;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -12,6 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use serde_json::json;
+use sidekey_core::certificate::Certificate;
 use sidekey_core::{Error, Files, Kind, Secret, sha256};
 use sidekey_rest::codes::Code;
 use sidekey_rest::files::one_line;
@@ -81,6 +83,14 @@ impl Source for Entra {
 
     async fn fetch(&self, deadline: Instant) -> Result<Grant<HeaderValue>, Error> {
         self.endpoint.fetch_with(self.headers.clone(), deadline).await
+    }
+}
+
+impl Login {
+    /// The end of the certificate, if there is one.
+    pub(crate) fn certified(&self) -> Option<SystemTime> {
+        let Self::Certificate { chain, .. } = self else { return None };
+        Some(Certificate::parse(chain.first()?).ok()?.not_after)
     }
 }
 

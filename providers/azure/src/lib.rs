@@ -46,7 +46,7 @@ const OAEP: usize = 66;
 /// Lengths of the two parts that AES in Galois counter mode adds.
 const NONCE: usize = 12;
 const TAG: usize = 16;
-const NO_GET: &str = "keys/get is not allowed: the state of the key is not known";
+const NO_GET: &str = "; keys/get is not allowed: the state of the key is not known";
 
 /// One key at Azure.
 pub struct Azure {
@@ -84,9 +84,15 @@ impl Provider for Azure {
         dropin::named_files(config, files)
     }
 
-    async fn connect(config: &Config, files: &Files, _: Option<&Self>) -> Result<Self, Error> {
+    async fn connect(
+        config: &Config,
+        files: &Files,
+        previous: Option<&Self>,
+    ) -> Result<Self, Error> {
         let client = Client::new(config, files)?;
-        let found = look(&client, config.kek.version.as_deref()).await?;
+        let same = previous.filter(|previous| previous.client.kek == client.kek);
+        let known = same.map(|previous| previous.newest().clone());
+        let found = look(&client, config.kek.version.as_deref(), known.as_ref()).await?;
         // What is disabled still names the key; who asks for its key_id is told.
         let newest = Newest { fresh: found.1.is_ok(), ..found.0 };
         Ok(Self { config: config.clone(), client, newest: Mutex::new(newest) })
@@ -95,10 +101,11 @@ impl Provider for Azure {
     async fn key_id(&self) -> Result<KeyId, Error> {
         let known = self.newest().clone();
         self.newest().fresh = false;
-        if known.fresh || !known.told {
+        if known.fresh {
             return self.named(&known.version);
         }
-        let (found, state) = look(&self.client, self.config.kek.version.as_deref()).await?;
+        let pinned = self.config.kek.version.as_deref();
+        let (found, state) = look(&self.client, pinned, Some(&known)).await?;
         state?;
         let key_id = self.named(&found.version);
         *self.newest() = found;
@@ -121,14 +128,12 @@ impl Provider for Azure {
         plaintext: &[u8],
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
-        // Authenticated data names the version, which only a look can tell before.
-        if self.config.kek.version.is_some() || self.newest().algorithm == Algorithm::Aes {
-            let key_id = if self.config.kek.version.is_some() {
-                known.clone()
-            } else {
-                self.key_id().await?
-            };
-            return self.encrypt(&key_id, plaintext, call).await;
+        if self.config.kek.version.is_some() {
+            return self.encrypt(known, plaintext, call).await;
+        }
+        if self.newest().algorithm == Algorithm::Aes {
+            // Authenticated data names the version, which only a look can tell before.
+            return self.encrypt(&self.key_id().await?, plaintext, call).await;
         }
         self.wrap(None, plaintext, call).await
     }
@@ -148,14 +153,13 @@ impl Provider for Azure {
     }
 
     fn expiry(&self) -> Option<SystemTime> {
-        self.client.account.lease.expiry()
+        self.client.account.expiry()
     }
 
     fn note(&self) -> Option<String> {
         let newest = self.newest();
-        let told = if newest.told { "" } else { "; " };
         let why = if newest.told { "" } else { NO_GET };
-        Some(format!("version {} of {}{told}{why}", newest.version, self.client.kek.url(None)))
+        Some(format!("version {} of {}{why}", newest.version, self.client.kek.url(None)))
     }
 }
 
@@ -200,6 +204,13 @@ impl Azure {
             );
             return Err(Error::new(Kind::Invalid, text));
         }
+        if algorithm == Algorithm::Aes && format != Format::Own {
+            let text = format!(
+                "{} is an AES key, of which the replaced plugins know nothing",
+                self.client.kek.url(None)
+            );
+            return Err(Error::new(Kind::Config, text).with_hint("leave settings.format out"));
+        }
         if let (Algorithm::Aes, Some(version)) = (algorithm, version) {
             operand.aad = Some(self.named(version)?.as_str().as_bytes().to_vec());
         }
@@ -232,30 +243,38 @@ fn unsealed() -> Error {
         .with_hint("see whether it is a Managed HSM that answers")
 }
 
-/// What the version is that new data is wrapped with, and why it cannot be if so.
-async fn look(client: &Client, pinned: Option<&str>) -> Result<(Newest, Result<(), Error>), Error> {
+/// What the version is that new data is wrapped with, and why it cannot be if so. `known` is what
+/// was known of it before.
+async fn look(
+    client: &Client,
+    pinned: Option<&str>,
+    known: Option<&Newest>,
+) -> Result<(Newest, Result<(), Error>), Error> {
     let deadline = Instant::now() + OWN_TIME;
-    match client.describe(pinned, deadline).await {
-        Ok(told) => described(&told, &client.kek, pinned),
-        Err(error) if error.kind() == Kind::Denied && !error.is_lasting() => {
-            tracing::warn!(error = %error.report(), "the key is used without being looked at");
-            let version = match pinned {
-                Some(version) => version.to_owned(),
-                None => by_encrypting(client, deadline).await?,
-            };
-            let newest =
-                Newest { version, algorithm: Algorithm::Rsa, most: None, fresh: true, told: false };
-            Ok((newest, Ok(())))
-        }
-        Err(error) => Err(error),
-    }
+    let error = match client.describe(pinned, deadline).await {
+        Ok(told) => return described(&told, &client.kek, pinned),
+        Err(error) if error.kind() == Kind::Denied && !error.is_lasting() => error,
+        Err(error) => return Err(error),
+    };
+    tracing::warn!(error = %error.report(), "the key is used without being looked at");
+    let (algorithm, most) =
+        known.map_or((Algorithm::Rsa, None), |known| (known.algorithm, known.most));
+    let version = match pinned {
+        Some(version) => version.to_owned(),
+        None => by_encrypting(client, algorithm, deadline).await?,
+    };
+    Ok((Newest { version, algorithm, most, fresh: false, told: false }, Ok(())))
 }
 
 /// Encrypt tells which version is the newest, too.
-async fn by_encrypting(client: &Client, deadline: Instant) -> Result<String, Error> {
+async fn by_encrypting(
+    client: &Client,
+    algorithm: Algorithm,
+    deadline: Instant,
+) -> Result<String, Error> {
     let value = Zeroizing::new(Secret::random(32)?.expose().to_vec());
     let operand = Operand { value, ..Operand::default() };
-    Ok(client.encrypt(None, Algorithm::Rsa.name(), &operand, deadline).await?.1)
+    Ok(client.encrypt(None, algorithm.name(), &operand, deadline).await?.1)
 }
 
 fn described(

@@ -165,6 +165,22 @@ async fn a_challenge_moves_no_token_anywhere_and_is_not_followed() {
 }
 
 #[tokio::test]
+async fn a_token_that_the_vault_takes_no_longer_is_replaced_and_the_call_made_once_more() {
+    let setup = Setup::new().await;
+    let azure = setup.connect("replaced").await.unwrap();
+    let key_id = azure.key_id().await.unwrap();
+    let asked =
+        |what: &str| setup.fake.seen().iter().filter(|seen| seen.path.contains(what)).count();
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    tokio::time::resume();
+    let refusal = json!({"error": {"code": "Unauthorized", "message": "token expired"}});
+    setup.fake.answer(Reply::json(401, &refusal));
+    azure.encrypt(&key_id, b"plain", &call()).await.unwrap();
+    assert_eq!((asked("/token"), asked("/encrypt")), (2, 2));
+}
+
+#[tokio::test]
 async fn what_key_vault_says_is_told_by_its_code_with_what_to_do() {
     let setup = Setup::new().await;
     let azure = setup.connect("codes").await.unwrap();

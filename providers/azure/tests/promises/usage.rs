@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::{Stage, run};
+use crate::support::{PLAINTEXT, SECRET, Stage, quick, run};
 
 #[tokio::test]
 async fn a_broken_configuration_is_refused_with_every_mistake_at_once() {
@@ -84,4 +84,31 @@ async fn check_tells_a_good_configuration_from_one_that_does_not_connect() {
     let ran = check().await;
     assert_eq!(ran.status.code(), Some(1), "{ran:?}");
     assert!(String::from_utf8_lossy(&ran.stderr).contains("keys/decrypt"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn no_log_holds_a_secret_at_any_level() {
+    use base64::Engine;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    let stage = Stage::new("logs").await;
+    let mut document = quick(&[stage.key(1, &stage.by_secret())]);
+    document["log"] = json!({"level": "trace"});
+    let served = stage.serve_document(&document).await;
+    let sealed = served.round_trip().await;
+    let mut altered = sealed.clone();
+    altered.ciphertext.truncate(100);
+    served.kms.decrypt(&altered).await.unwrap_err();
+    stage.fake.service().allow(crate::support::CLIENT, &[]);
+    let error = served.kms.decrypt(&sealed).await.unwrap_err();
+    let status = served.plugin.status().await.unwrap().to_string();
+    let log = served.log();
+    assert!(log.contains("TRACE") || log.contains("DEBUG"), "{log}");
+    let plaintext = URL_SAFE_NO_PAD.encode(PLAINTEXT);
+    let sealed = URL_SAFE_NO_PAD.encode(&sealed.ciphertext);
+    let text = std::str::from_utf8(PLAINTEXT).unwrap();
+    for secret in [SECRET, &plaintext, text, &sealed[..40], "eyJ0eXAi"] {
+        for place in [&log, &status, error.message()] {
+            assert!(!place.contains(secret), "{secret} in {place}");
+        }
+    }
 }

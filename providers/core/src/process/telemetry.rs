@@ -36,19 +36,10 @@ struct Lines {
 pub fn start(options: LogOptions) -> LevelHandle {
     let (level, handle) = reload::Layer::new(LevelFilter::from_level(options.level));
     let registry = tracing_subscriber::registry().with(level).with(filter_fn(shown));
+    let lines = fmt::layer().with_target(false).with_writer(std::io::stderr);
     let started = match options.format {
-        LogFormat::Text => registry
-            .with(fmt::layer().with_ansi(false).with_target(false).with_writer(std::io::stderr))
-            .try_init(),
-        LogFormat::Json => registry
-            .with(
-                fmt::layer()
-                    .json()
-                    .flatten_event(true)
-                    .with_target(false)
-                    .with_writer(std::io::stderr),
-            )
-            .try_init(),
+        LogFormat::Text => registry.with(lines.with_ansi(false)).try_init(),
+        LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
     };
     if started.is_err() {
         tracing::debug!("logging has already been started");

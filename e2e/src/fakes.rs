@@ -222,6 +222,31 @@ impl<S: Service> Fake<S> {
     }
 }
 
+impl Exchange {
+    /// What was said without what differs from call to call: the operation, the status, and the names
+    /// of the fields that were sent and answered.
+    pub fn shape(&self) -> String {
+        let sent = match serde_json::from_str::<Value>(&self.request) {
+            Ok(value) => names(&value),
+            Err(_) => fields(&self.request).into_keys().collect(),
+        };
+        let answered = names(&serde_json::from_str(&self.answer).unwrap_or_default());
+        let (sent, answered) = (sent.join(" "), answered.join(" "));
+        format!("{} {} [{sent}] {} [{answered}]", self.operation, self.method, self.status)
+    }
+}
+
+/// The names of all fields, with those of the objects that they lie in.
+fn names(value: &Value) -> Vec<String> {
+    let inside = |(name, value): (&String, &Value)| {
+        let below = names(value).into_iter().map(|inner| format!("{name}.{inner}"));
+        std::iter::once(name.clone()).chain(below).collect::<Vec<_>>()
+    };
+    let mut names: Vec<_> = value.as_object().into_iter().flatten().flat_map(inside).collect();
+    names.sort();
+    names
+}
+
 impl<S> Drop for Fake<S> {
     fn drop(&mut self) {
         self.accepting.abort();

@@ -172,7 +172,7 @@ impl Service for Azure {
     fn operation(&self, asked: &Asked) -> Option<&'static str> {
         let parts: Vec<_> = self.path(asked).split('/').skip(1).collect();
         match (asked.method.as_str(), parts.as_slice()) {
-            ("POST", [_, "oauth2", "v2.0", "token"]) => Some("token"),
+            ("POST", [_, "oauth2", "v2.0", "token"] | [_, "oauth2", "token"]) => Some("token"),
             ("GET", ["metadata", "identity", "oauth2", "token"]) => Some("metadata"),
             ("GET", [.., ".well-known", "openid-configuration"]) => Some("discovery"),
             ("GET", ["common", "discovery", "instance"]) => Some("discovery"),

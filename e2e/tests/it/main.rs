@@ -47,6 +47,10 @@ mod planes {
 }
 
 mod full {
+    mod light {
+        mod azure_clients;
+    }
+
     mod plane {
         mod shipped_times;
     }

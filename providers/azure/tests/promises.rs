@@ -12,6 +12,8 @@ mod dropin;
 mod faults;
 #[path = "promises/keys.rs"]
 mod keys;
+#[path = "promises/recorded.rs"]
+mod recorded;
 mod support;
 #[path = "promises/usage.rs"]
 mod usage;

@@ -31,14 +31,13 @@ impl Azure {
                 "AADSTS70003: The grant type is not supported.",
             );
         }
-        // The clients of Microsoft's own libraries ask for more scopes.
-        let scopes: Vec<_> = field("scope").split(' ').collect();
-        let Some(resource) = scopes.iter().find_map(|scope| scope.strip_suffix("/.default")) else {
-            return refusal(
-                400,
-                "invalid_scope",
-                "AADSTS1002012: The provided value for scope is not valid.",
-            );
+        // Older libraries name the resource itself; newer ones ask for more scopes than one.
+        let mut scopes = field("scope").split(' ');
+        let scope = scopes.find_map(|scope| scope.strip_suffix("/.default"));
+        let named = form.get("resource").map(|resource| resource.trim_end_matches('/'));
+        let Some(resource) = scope.or(named) else {
+            let text = "AADSTS1002012: The provided value for scope is not valid.";
+            return refusal(400, "invalid_scope", text);
         };
         if resource != self.resource() {
             return refusal(
@@ -89,8 +88,8 @@ impl Azure {
                 }
             }
         }
-        let resource = resource.to_owned();
-        self.grant(client, resource, false)
+        let (resource, is_old) = (resource.to_owned(), scope.is_none());
+        self.grant(client, resource, is_old)
     }
 
     /// `GET /metadata/identity/oauth2/token`.
@@ -143,7 +142,7 @@ impl Azure {
         )
     }
 
-    fn grant(&mut self, client: String, resource: String, managed: bool) -> Answer {
+    fn grant(&mut self, client: String, resource: String, is_old: bool) -> Answer {
         let Ok(random) = random(32) else {
             return refusal(500, "server_error", "no random numbers");
         };
@@ -151,8 +150,8 @@ impl Azure {
         let ends = SystemTime::now() + self.life;
         let seconds = self.life.as_secs();
         let mut body = json!({"token_type": "Bearer", "expires_in": seconds, "ext_expires_in": seconds, "access_token": token});
-        if managed {
-            // Text there, and the moment too.
+        if is_old {
+            // Numbers as text, and the moment too.
             let at = ends.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             body["expires_in"] = seconds.to_string().into();
             body["expires_on"] = at.to_string().into();
@@ -178,11 +177,11 @@ impl Client {
             head["x5c"][0] == STANDARD.encode(certificate),
             "x5c does not begin with the certificate"
         );
-        let thumb = URL_SAFE_NO_PAD.encode(digest(&SHA256, certificate));
-        ensure!(
-            head["x5t#S256"] == thumb.as_str() || head["x5t"].is_string(),
-            "the certificate is not named by its hash"
-        );
+        // RFC 7515 wants base64url; Microsoft's own library for Go writes plain base64.
+        let hash = digest(&SHA256, certificate);
+        let named = head["x5t#S256"].as_str().unwrap_or_default();
+        let is_hash = named == URL_SAFE_NO_PAD.encode(hash) || named == STANDARD.encode(hash);
+        ensure!(is_hash, "the certificate is not named by its hash");
         let algorithm: &'static dyn VerificationAlgorithm = match head["alg"].as_str() {
             Some("PS256") => &RSA_PSS_2048_8192_SHA256,
             Some("RS256") => &RSA_PKCS1_2048_8192_SHA256,

@@ -13,8 +13,8 @@
 //! Bodies are written and read here as well, into buffers that are wiped: the SDK's own models
 //! leave copies of the plaintext behind.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use azure_core::credentials::{AccessToken, TokenCredential, TokenRequestOptions};
@@ -36,52 +36,25 @@ use bytes::Bytes;
 use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
-use sidekey_core::tls::Unusable;
-use sidekey_core::{Digest, Error, Files, Kind, jitter, sha256};
+use sidekey_core::{Error, Files, Kind};
 use sidekey_rest::lease::Held;
-use sidekey_rest::{Answer, Http, Lease, Limits, Proxy, Request, Shared, Trust, json, read, tls};
-use tokio::time::{Instant, sleep_until};
+use sidekey_rest::{Answer, Http, Request, json, read};
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
+use crate::account::Account;
 use crate::codes;
-use crate::config::{Config, Credentials, Place, Settings};
-use crate::identity::{Entra, Identity, TARGET};
+use crate::config::Config;
+use crate::identity::TARGET;
 use crate::kek::Kek;
 
-/// For how long a refused login is not repeated: what was wrong may be mended by then at the issuer.
-pub(crate) const PAUSE: Duration = Duration::from_secs(60);
 /// A token as fresh as this is not replaced: what is refused is refused for another reason.
 const YOUNG: Duration = Duration::from_secs(30);
-/// More than Key Vault ever answers.
-const MAX_ANSWER: usize = 256 * 1024;
-/// Longer than Key Vault ever asks for; what asks for more is no Key Vault.
-const LONGEST: Duration = Duration::from_secs(60);
 const AGENT: &str = concat!("sidekey-azure/", env!("CARGO_PKG_VERSION"));
 /// What the SDK wants to be told; nothing of it is ever used.
 const CHALLENGE: &str = r#"Bearer authorization="https://not.used", resource="https://not.used""#;
 
 type Token = Arc<Held<HeaderValue>>;
-/// What an account is made of: where everything is, and the digest of all files.
-type Making = (Place, Settings, Credentials, Digest);
-/// What connections are made of: the hash of the CA bundle, the proxy.
-type Ways = (Option<[u8; 32]>, Option<String>);
-
-/// The accounts in use, found again by what they are made of.
-static ACCOUNTS: Shared<Making, Account> = Shared::new();
-/// The connections in use: they outlive the credentials.
-static CONNECTIONS: Shared<Ways, Http> = Shared::new();
-
-/// What keys share.
-pub(crate) struct Account {
-    http: Arc<Http>,
-    place: Place,
-    lease: Lease<Entra>,
-    /// The end of the certificate that we log in with, if we do.
-    certified: Option<SystemTime>,
-    /// Until when Key Vault wants to be left alone.
-    pause: Mutex<Option<Instant>>,
-}
-
 /// A client of one vault, for one key.
 pub(crate) struct Client {
     kms: KeyClient,
@@ -158,11 +131,9 @@ pub(crate) struct Attributes {
 impl Client {
     /// A client for `config`, on an account in use if there is one, or a new one.
     pub(crate) fn new(config: &Config, files: &Files) -> Result<Self, Error> {
-        let place = config.place(files)?;
-        let (settings, credentials) = (config.settings.clone(), config.credentials.clone());
-        let making = (place.clone(), settings, credentials, files.digest());
-        let (vault, kek) = (format!("https://{}", place.host), place.kek(config)?);
-        let account = ACCOUNTS.get(making, || Account::new(config, place, files))?;
+        let account = Account::shared(config, files)?;
+        let vault = format!("https://{}", account.place.host);
+        let kek = account.place.kek(config)?;
         let transport = Sender { http: account.http.separate(), account: account.clone() };
         let client_options = ClientOptions {
             retry: RetryOptions::none(),
@@ -285,51 +256,6 @@ impl Deed {
     }
 }
 
-impl Account {
-    fn new(config: &Config, place: Place, files: &Files) -> Result<Self, Error> {
-        let http = connections(config, files)?;
-        let identity = Identity::new(config, files)?;
-        let certified = identity.login.certified();
-        let lease = identity.lease(&place, (*http).clone())?;
-        Ok(Self { http, place, lease, certified, pause: Mutex::default() })
-    }
-
-    /// When the certificate that we log in with ends, or the token where there is none.
-    pub(crate) fn expiry(&self) -> Option<SystemTime> {
-        self.certified.or_else(|| self.lease.expiry())
-    }
-
-    /// Waits as long as Key Vault has asked for, if the caller has that time.
-    async fn wait(&self, deed: &Deed) -> Result<(), Error> {
-        let Some(until) = self.pause().filter(|until| *until > Instant::now()) else {
-            return Ok(());
-        };
-        if until < deed.deadline {
-            sleep_until(until).await;
-            return Ok(());
-        }
-        let text =
-            format!("{} on {}: the vault has asked not to be called now", deed.action, deed.object);
-        Err(Error::new(Kind::Throttled, text)
-            .with_hint("its limit is shared by all who use it")
-            .without_retry())
-    }
-
-    /// Takes note of how long Key Vault wants to be left alone.
-    fn observe(&self, answer: &Answer) {
-        let after = answer.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
-        let seconds: Option<u64> = after.and_then(|text| text.trim().parse().ok());
-        if let (429 | 503, Some(seconds)) = (answer.status.as_u16(), seconds) {
-            let pause = jitter(Duration::from_secs(seconds).min(LONGEST));
-            *self.pause() = Some(Instant::now() + pause);
-        }
-    }
-
-    fn pause(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.pause.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// What sends the SDK's requests.
 struct Sender {
     account: Arc<Account>,
@@ -446,17 +372,4 @@ impl TokenCredential for Placeholder {
             OffsetDateTime::now_utc().saturating_add(azure_core::time::Duration::days(36_500));
         Ok(AccessToken::new("", end))
     }
-}
-
-/// Connections that trust what `config` says, shared with every account that trusts the same.
-fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
-    let path = config.settings.ca_file.as_deref();
-    let bundle = path.map(|path| files.secret(path)).transpose()?;
-    let bundle = bundle.map(|bundle| sha256(bundle.expose()));
-    CONNECTIONS.get((bundle, config.settings.proxy.clone()), || {
-        let unusable = path.map_or(Unusable::Refuse, tls::unusable);
-        let trust = Trust::new(path, unusable, None, files, "settings.caFile")?;
-        let limits = Limits { answer: MAX_ANSWER, ..Limits::default() };
-        Ok(Http::new(&trust, Proxy::new(config.settings.proxy.as_deref()), limits))
-    })
 }

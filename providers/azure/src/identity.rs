@@ -22,7 +22,7 @@ use sidekey_rest::oauth::{Field, Form, Signer, TokenEndpoint};
 use sidekey_rest::{Http, form};
 use tokio::time::Instant;
 
-use crate::client::PAUSE;
+use crate::account::PAUSE;
 use crate::cloud::Base;
 use crate::config::{Config, Place};
 use crate::dropin::azure_json::AzureJson;

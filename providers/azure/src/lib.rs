@@ -16,6 +16,7 @@
 //! AES keys authenticate the key_id with the data. RSA has no associated data, and whoever has the
 //! public key can wrap: what was moved to another version does not decrypt, and that is all.
 
+mod account;
 mod client;
 mod cloud;
 mod codes;

@@ -1,5 +1,6 @@
 //! Microsoft Entra ID and a machine's metadata endpoint: tokens for those who prove who they are.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,6 +16,11 @@ use super::{Answer, Asked, Azure, Client, TENANT, Token, random};
 
 const ASSERTION: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
 const AUTHORITY: &str = "https://login.microsoftonline.com";
+
+/// The fields of a form.
+type Form = BTreeMap<String, String>;
+/// The HTTP status, the code and the words.
+type Refused = (u16, &'static str, String);
 
 impl Azure {
     /// `POST /{tenant}/oauth2/v2.0/token`.
@@ -46,50 +52,44 @@ impl Azure {
                 "AADSTS500011: The resource principal was not found in the tenant.",
             );
         }
+        let (resource, is_old) = (resource.to_owned(), scope.is_none());
+        match self.proven(asked, &form) {
+            Ok(client) => self.grant(client, resource, is_old),
+            Err((status, error, text)) => refusal(status, error, &text),
+        }
+    }
+
+    /// The client that a form proves to be.
+    fn proven(&mut self, asked: &Asked, form: &Form) -> Result<String, Refused> {
+        let no = |text: &str| Err((401, "invalid_client", text.to_owned()));
+        let field = |name: &str| form.get(name).map_or("", String::as_str);
         let client = field("client_id").to_owned();
         let Some(known) = self.clients.get(&client) else {
-            return refusal(
-                400,
-                "unauthorized_client",
-                "AADSTS700016: Application was not found in the directory.",
-            );
+            let text = "AADSTS700016: Application was not found in the directory.";
+            return Err((400, "unauthorized_client", text.to_owned()));
         };
-        let (secret, assertion) = (form.get("client_secret"), field("client_assertion"));
-        if let Some(secret) = secret {
-            if known.secret.as_ref() != Some(secret) {
-                return refusal(
-                    401,
-                    "invalid_client",
-                    "AADSTS7000215: Invalid client secret provided.",
-                );
-            }
-        } else if field("client_assertion_type") != ASSERTION {
-            return refusal(
-                401,
-                "invalid_client",
+        let assertion = field("client_assertion");
+        if let Some(secret) = form.get("client_secret") {
+            let is_right = known.secret.as_ref() == Some(secret);
+            let wrong = || no("AADSTS7000215: Invalid client secret provided.");
+            return if is_right { Ok(client) } else { wrong() };
+        }
+        if field("client_assertion_type") != ASSERTION {
+            return no(
                 "AADSTS7000218: The request body must contain client_assertion or client_secret.",
             );
-        } else if !known.federated.contains(assertion) {
-            // As it was asked, or as everybody knows it.
-            let own = format!("https://{}", asked.header("host").unwrap_or_default());
-            let audiences =
-                [AUTHORITY, &own].map(|host| format!("{host}/{TENANT}/oauth2/v2.0/token"));
-            match known.signed(assertion, &client, &audiences) {
-                Ok(id) if self.assertions.insert(id.clone()) => {}
-                Ok(_) => {
-                    return refusal(
-                        401,
-                        "invalid_client",
-                        "AADSTS700027: the assertion was sent before.",
-                    );
-                }
-                Err(error) => {
-                    return refusal(401, "invalid_client", &format!("AADSTS700027: {error}."));
-                }
-            }
         }
-        let (resource, is_old) = (resource.to_owned(), scope.is_none());
-        self.grant(client, resource, is_old)
+        if known.federated.contains(assertion) {
+            return Ok(client);
+        }
+        // As it was asked, or as everybody knows it.
+        let own = format!("https://{}", asked.header("host").unwrap_or_default());
+        let audiences = [AUTHORITY, &own].map(|host| format!("{host}/{TENANT}/oauth2/v2.0/token"));
+        match known.signed(assertion, &client, &audiences) {
+            Ok(id) if self.assertions.insert(id.clone()) => Ok(client),
+            Ok(_) => no("AADSTS700027: the assertion was sent before."),
+            Err(error) => no(&format!("AADSTS700027: {error}.")),
+        }
     }
 
     /// `GET /metadata/identity/oauth2/token`.

@@ -11,7 +11,7 @@ use sidekey_e2e::fakes::azure::{Azure, KeyKind, TENANT};
 use sidekey_e2e::fakes::{Exchange, Fake};
 use sidekey_e2e::golang::{AZURE_CLIENT, AZURE_KMS};
 use sidekey_e2e::kms::KmsClient;
-use sidekey_e2e::process::Spec;
+use sidekey_e2e::process::{Process, Spec};
 use sidekey_e2e::wait::PATIENCE;
 use sidekey_e2e::{Scratch, Sidecar, binaries};
 use tokio::io::AsyncWriteExt;
@@ -116,38 +116,12 @@ async fn azure_kubernetes_kms_reads_what_we_wrote_in_its_place_and_we_read_what_
             json!({"tenantId": TENANT, "aadClientId": "plugin", "aadClientSecret": SECRET});
         std::fs::write(&config, content.to_string()).unwrap();
         let (name, proxy) = (VAULT.split('.').next().unwrap(), fake.plain());
-        let socket = |name: &str| scratch.path().join(name).display().to_string();
         let (host, port) = (proxy.ip().to_string(), proxy.port().to_string());
 
-        let (path, file) = (socket("theirs.sock"), config.display().to_string());
-        let arguments = [&path, &file, name, "etcd", &version, &host, &port];
-        let log = scratch.path().join("theirs.log");
-        let spec = Spec::new("azure-kms", &theirs, log).env_clear().args(arguments);
-        let mut their_process = spec.start().unwrap();
-        let their_endpoint = format!("unix://{path}");
-        let connect = async || KmsClient::connect(&their_endpoint).await;
-        let connected = their_process.wait_until("it listens", PATIENCE, connect);
-        let their_kms = connected.await.unwrap();
-
-        let endpoint = format!("unix://{}", socket("ours.sock"));
-        let flags = [
-            format!("--keyvault-name={name}"),
-            "--key-name=etcd".to_owned(),
-            format!("--key-version={version}"),
-            format!("--listen-addr={endpoint}"),
-            format!("--config-file-path={file}"),
-            "--proxy-mode".to_owned(),
-            format!("--proxy-address={host}"),
-            format!("--proxy-port={port}"),
-            "--healthz-port=0".to_owned(),
-            "--metrics-addr=0".to_owned(),
-            "--admin=127.0.0.1:0".to_owned(),
-        ];
-        let log = scratch.path().join("ours.log");
-        let spec = Spec::new("sidekey-azure", &ours, log).env_clear().args(flags);
-        let mut our_process = Sidecar::start(spec).await.unwrap();
-        our_process.wait_ready().await.unwrap();
-        let our_kms = KmsClient::connect(&endpoint).await.unwrap();
+        let file = config.display().to_string();
+        let key = [name, &version, &host, &port];
+        let (_theirs, their_kms) = their_plugin(&scratch, &theirs, &file, key).await;
+        let (_ours, our_kms) = our_plugin(&scratch, &ours, &file, key).await;
 
         for plaintext in [PLAINTEXT, b"healthcheck"] {
             let from_them = their_kms.encrypt(plaintext).await.unwrap();
@@ -160,4 +134,50 @@ async fn azure_kubernetes_kms_reads_what_we_wrote_in_its_place_and_we_read_what_
         let theirs = their_kms.status().await.unwrap();
         assert_eq!(theirs.key_id, our_kms.status().await.unwrap().key_id);
     }
+}
+
+/// Azure/kubernetes-kms, told vault, version, and the host and port of its proxy.
+async fn their_plugin(
+    scratch: &Scratch,
+    program: &Path,
+    config: &str,
+    [vault, version, host, port]: [&str; 4],
+) -> (Process, KmsClient) {
+    let path = scratch.path().join("theirs.sock").display().to_string();
+    let arguments = [&path, config, vault, "etcd", version, host, port];
+    let log = scratch.path().join("theirs.log");
+    let mut process =
+        Spec::new("azure-kms", program, log).env_clear().args(arguments).start().unwrap();
+    let endpoint = format!("unix://{path}");
+    let connect = async || KmsClient::connect(&endpoint).await;
+    let connected = process.wait_until("it listens", PATIENCE, connect).await.unwrap();
+    (process, connected)
+}
+
+/// `sidekey-azure` by the flags that Azure/kubernetes-kms has, told the same.
+async fn our_plugin(
+    scratch: &Scratch,
+    program: &Path,
+    config: &str,
+    [vault, version, host, port]: [&str; 4],
+) -> (Sidecar, KmsClient) {
+    let endpoint = format!("unix://{}", scratch.path().join("ours.sock").display());
+    let flags = [
+        format!("--keyvault-name={vault}"),
+        "--key-name=etcd".to_owned(),
+        format!("--key-version={version}"),
+        format!("--listen-addr={endpoint}"),
+        format!("--config-file-path={config}"),
+        "--proxy-mode".to_owned(),
+        format!("--proxy-address={host}"),
+        format!("--proxy-port={port}"),
+        "--healthz-port=0".to_owned(),
+        "--metrics-addr=0".to_owned(),
+        "--admin=127.0.0.1:0".to_owned(),
+    ];
+    let log = scratch.path().join("ours.log");
+    let spec = Spec::new("sidekey-azure", program, log).env_clear().args(flags);
+    let mut process = Sidecar::start(spec).await.unwrap();
+    process.wait_ready().await.unwrap();
+    (process, KmsClient::connect(&endpoint).await.unwrap())
 }

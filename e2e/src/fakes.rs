@@ -7,6 +7,7 @@
 //!
 //! A [`Fake`] is a [`Service`] in clear behind a [`Gateway`], which ends TLS, counts and can be hurt.
 
+pub mod azure;
 pub mod gcp;
 pub mod ibm;
 
@@ -181,7 +182,7 @@ impl<S: Service> Fake<S> {
         self.gateway.address()
     }
 
-    /// Where it listens in clear, as metadata servers do; nothing spoils what goes there.
+    /// Where it can be asked in clear, past the gateway: as a metadata server, or a proxy on the node.
     pub fn plain(&self) -> SocketAddr {
         self.plain
     }
@@ -221,6 +222,31 @@ impl<S: Service> Fake<S> {
     pub fn exchanges(&self) -> Vec<Exchange> {
         lock(&self.state.exchanges).clone()
     }
+}
+
+impl Exchange {
+    /// What was said without what differs from call to call: the operation, the status, and the names
+    /// of the fields that were sent and answered.
+    pub fn shape(&self) -> String {
+        let sent = match serde_json::from_str::<Value>(&self.request) {
+            Ok(value) => names(&value),
+            Err(_) => fields(&self.request).into_keys().collect(),
+        };
+        let answered = names(&serde_json::from_str(&self.answer).unwrap_or_default());
+        let (sent, answered) = (sent.join(" "), answered.join(" "));
+        format!("{} {} [{sent}] {} [{answered}]", self.operation, self.method, self.status)
+    }
+}
+
+/// The names of all fields, with those of the objects that they lie in.
+fn names(value: &Value) -> Vec<String> {
+    let inside = |(name, value): (&String, &Value)| {
+        let below = names(value).into_iter().map(|inner| format!("{name}.{inner}"));
+        std::iter::once(name.clone()).chain(below).collect::<Vec<_>>()
+    };
+    let mut names: Vec<_> = value.as_object().into_iter().flatten().flat_map(inside).collect();
+    names.sort();
+    names
 }
 
 impl<S> Drop for Fake<S> {

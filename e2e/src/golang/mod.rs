@@ -133,6 +133,24 @@ pub const KEYPROTECT_CLIENT: GoServer = GoServer {
     cost: "some seconds the first time",
 };
 
+/// The Azure/kubernetes-kms that `sidekey-azure` takes the place of.
+pub const AZURE_KMS: GoServer = GoServer {
+    name: "azure-kms",
+    version: "0.11.0",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/azure-kms"),
+    ldflags: "",
+    cost: "two minutes the first time",
+};
+
+/// Microsoft's own client of Key Vault, azkeys, with azidentity.
+pub const AZURE_CLIENT: GoServer = GoServer {
+    name: "azure-client",
+    version: "1.5.0",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/azure-client"),
+    ldflags: "",
+    cost: "half a minute the first time",
+};
+
 impl GoServer {
     /// The binary's path, built now if the cache does not have it. Blocks.
     pub fn build(&self) -> Result<PathBuf> {

@@ -10,8 +10,8 @@ use tonic::async_trait;
 
 use crate::aws::{AwsPlugin, Moto};
 use crate::binaries;
-use crate::fakes::Fake;
 use crate::fakes::ibm::{KeyProtect, READER};
+use crate::fakes::{Fake, azure};
 use crate::gateway::Fault;
 use crate::gcp::{self, GcpBackend, GcpPlugin};
 use crate::local::LocalPlugin;
@@ -27,6 +27,7 @@ pub async fn every(scratch: &Scratch) -> Result<Vec<(&'static str, Box<dyn Kms>)
     Ok(vec![
         ("local", Box::new(Local::start(scratch)?)),
         ("aws", Box::new(Aws::start(scratch).await?)),
+        ("azure", Box::new(Azure::start(scratch).await?)),
         ("vault", Box::new(Vault::start(scratch).await?)),
         ("gcp", Box::new(Gcp(GcpBackend::start(scratch).await?))),
         ("ibmcloud", Box::new(IbmCloud::start(scratch).await?)),
@@ -110,6 +111,56 @@ impl Kms for Aws {
 
     fn end(&mut self) -> Result<()> {
         self.moto.process().kill()
+    }
+}
+
+/// A fake of Azure, with a vault of one RSA key.
+struct Azure {
+    fake: Fake<azure::Azure>,
+    secret: PathBuf,
+}
+
+impl Azure {
+    const HOST: &str = "sidekey-matrix.vault.azure.net";
+    const CLIENT: &str = "99999999-8888-7777-6666-555555555555";
+
+    async fn start(scratch: &Scratch) -> Result<Self> {
+        let mut service = azure::Azure::new(Self::HOST);
+        service.make("etcd", azure::KeyKind::Rsa(2048))?;
+        service.secret(Self::CLIENT, "a secret");
+        let fake = Fake::start(scratch, "azure", service).await?;
+        let secret = scratch.subdir("azure-client")?.join("secret");
+        fs::write(&secret, "a secret")?;
+        Ok(Self { fake, secret })
+    }
+}
+
+#[async_trait(?Send)]
+impl Kms for Azure {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let dir = scratch.subdir(name)?;
+        let endpoint = format!("unix://{}", dir.join("kms.sock").display());
+        let (url, file) = (self.fake.url(), dir.join("config.yaml"));
+        let config = json!({"admin": "127.0.0.1:0", "keys": [{
+            "id": 1, "type": "azure", "listen": endpoint,
+            "kek": {"vault": format!("https://{}", Self::HOST), "key": "etcd"},
+            "settings": {"endpoint": url, "authority": url, "caFile": self.fake.ca()},
+            "credentials": {
+                "tenantId": azure::TENANT, "clientId": Self::CLIENT, "clientSecretFile": self.secret,
+            },
+        }]});
+        fs::write(&file, config.to_string())?;
+        let program = binaries::path_async("sidekey-azure").await?;
+        let spec = Spec::new(format!("sidekey-azure {name}"), program, dir.join("plugin.log"));
+        let config = format!("--config={}", file.display());
+        let mut sidecar = Sidecar::start(spec.arg(config).env_clear()).await?;
+        sidecar.wait_ready().await?;
+        Ok(Provider { endpoint, sidecar: Box::new(Box::new(sidecar)) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.fake.gateway().inject(Fault::Cut);
+        Ok(())
     }
 }
 

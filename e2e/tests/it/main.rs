@@ -54,6 +54,7 @@ mod planes {
 
 mod full {
     mod light {
+        mod azure_clients;
         mod gcp_client;
         mod ibm_backend;
     }

@@ -47,6 +47,12 @@ const DUPLICATES: &[Duplicate] = &[
         reason: "procedural macros are moving over; neither version is in any binary",
     },
     Duplicate {
+        name: "synstructure",
+        old: &["0.13"],
+        new: "0.14",
+        reason: "a procedural macro below p12-keystore lags behind; neither version is in any binary",
+    },
+    Duplicate {
         name: "unicode-width",
         old: &["0.1"],
         new: "0.2",

@@ -216,7 +216,17 @@ impl Source for TokenEndpoint {
     type Item = HeaderValue;
 
     async fn fetch(&self, deadline: Instant) -> Result<Grant<HeaderValue>, Error> {
-        let mut headers = HeaderMap::new();
+        self.fetch_with(HeaderMap::new(), deadline).await
+    }
+}
+
+impl TokenEndpoint {
+    /// Gets a token with headers that what stands before the endpoint asks for.
+    pub async fn fetch_with(
+        &self,
+        mut headers: HeaderMap,
+        deadline: Instant,
+    ) -> Result<Grant<HeaderValue>, Error> {
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         let (method, name, value) = match self.form {
             Form::Get(name, value) => (Method::GET, HeaderName::from_static(name), value),
@@ -236,9 +246,7 @@ impl Source for TokenEndpoint {
         let seconds = seconds.or_else(|| token.expires_in.as_str()?.parse().ok());
         Ok(Grant { item, life: seconds.map(Duration::from_secs) })
     }
-}
 
-impl TokenEndpoint {
     fn refused(&self, status: u16, body: &[u8]) -> Error {
         let refused: Refused = serde_json::from_slice(body).unwrap_or_default();
         let code = refused.error.as_str().map(str::to_owned).or(refused.code);

@@ -49,10 +49,12 @@ pub fn start(options: LogOptions) -> LevelHandle {
 
 /// What other crates trace may hold whatever passes through them, requests and keys included:
 /// only our own lines are shown at that level. AWS's SDK quotes refusals as they came, with parts of
-/// session tokens, at any level: we tell of them ourselves, redacted.
+/// session tokens, at any level, and Azure's tells of each failure once more: we tell of them
+/// ourselves, redacted.
 fn shown(metadata: &tracing::Metadata<'_>) -> bool {
     let (target, level) = (metadata.target(), *metadata.level());
-    target.starts_with("sidekey") || (level < tracing::Level::TRACE && !target.starts_with("aws_"))
+    let is_told = ["aws_", "azure_", "typespec"].iter().any(|sdk| target.starts_with(sdk));
+    target.starts_with("sidekey") || (level < tracing::Level::TRACE && !is_told)
 }
 
 impl LevelHandle {

@@ -1,0 +1,183 @@
+//! The fake of Azure is proven by Microsoft's own client, and what that said is kept: the provider's
+//! tests replay it. And Azure/kubernetes-kms itself reads what `sidekey-azure` wrote in its place,
+//! and the other way round.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use sidekey_e2e::fakes::azure::{Azure, KeyKind, TENANT};
+use sidekey_e2e::fakes::{Exchange, Fake};
+use sidekey_e2e::golang::{AZURE_CLIENT, AZURE_KMS};
+use sidekey_e2e::kms::KmsClient;
+use sidekey_e2e::process::{Process, Spec};
+use sidekey_e2e::wait::PATIENCE;
+use sidekey_e2e::{Scratch, Sidecar, binaries};
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+const VAULT: &str = "sidekey-test.vault.azure.net";
+const HSM: &str = "sidekey-test.managedhsm.azure.net";
+const SECRET: &str = "a secret";
+const PLAINTEXT: &[u8] = b"0123456789abcdef0123456789abcdef";
+
+/// What Microsoft's client has said and heard, one call of each shape.
+fn recorded() -> PathBuf {
+    fixture("azkeys.json")
+}
+
+fn fixture(name: &str) -> PathBuf {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../providers/azure/tests/fixtures");
+    fixtures.join(name)
+}
+
+fn shapes(exchanges: &[Exchange]) -> BTreeSet<String> {
+    exchanges.iter().map(Exchange::shape).collect()
+}
+
+/// Lets the client do all that it can, and tells what it said.
+async fn asked(host: &str, kind: KeyKind) -> (Vec<Value>, Vec<Exchange>) {
+    let program = AZURE_CLIENT.build_async().await.unwrap();
+    let scratch = Scratch::new("azure-client").unwrap();
+    let mut azure = Azure::new(host);
+    azure.make("etcd", kind).unwrap();
+    azure.secret("by-secret", SECRET);
+    let pem = fixture("client.pem");
+    let text = std::fs::read_to_string(&pem).unwrap();
+    let certificate = text.split("-----").nth(2).unwrap().replace('\n', "");
+    azure.certificate("by-certificate", &decoded(&certificate)).unwrap();
+    let federated = azure.federated("by-token").unwrap();
+    let fake = Fake::start(&scratch, "azure", azure).await.unwrap();
+    let input = json!({
+        "Address": fake.address(), "CA": fake.ca(), "Vault": format!("https://{host}"), "Key": "etcd",
+        "Tenant": TENANT, "SecretClient": "by-secret", "Secret": SECRET,
+        "CertificateClient": "by-certificate", "Certificate": pem,
+        "FederatedClient": "by-token", "Federated": federated, "Aes": kind == KeyKind::Aes,
+    });
+    let mut command = Command::new(program);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(input.to_string().as_bytes()).await.unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    (lines, fake.exchanges())
+}
+
+fn decoded(text: &str) -> Vec<u8> {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD.decode(text).unwrap()
+}
+
+#[tokio::test]
+async fn microsofts_own_client_takes_the_fake_for_azure_and_says_what_is_kept() {
+    let mut said = Vec::new();
+    for (host, kind) in [(VAULT, KeyKind::Rsa(2048)), (HSM, KeyKind::Aes)] {
+        let (lines, exchanges) = asked(host, kind).await;
+        for way in ["secret", "certificate", "federated"] {
+            assert!(lines.iter().any(|line| line["step"] == way), "{way}: {lines:?}");
+        }
+        let refused: BTreeSet<_> = lines
+            .iter()
+            .filter_map(|line| Some((line["status"].as_u64()?, line["code"].as_str()?)))
+            .collect();
+        let expected = [(400, "BadParameter"), (404, "KeyNotFound")];
+        assert_eq!(refused, BTreeSet::from(expected), "{lines:?}");
+        assert_eq!(lines.len(), 9, "{lines:?}");
+        said.extend(exchanges);
+    }
+    let mut seen = BTreeSet::new();
+    said.retain(|exchange| seen.insert(exchange.shape()));
+    if std::env::var_os("SIDEKEY_WRITE_FIXTURES").is_some() {
+        let mut text = serde_json::to_string_pretty(&said).unwrap();
+        text.push('\n');
+        std::fs::write(recorded(), text).unwrap();
+    }
+    let kept: Vec<Exchange> = serde_json::from_slice(&std::fs::read(recorded()).unwrap()).unwrap();
+    assert_eq!(shapes(&said), shapes(&kept), "write it anew with SIDEKEY_WRITE_FIXTURES=1");
+}
+
+#[tokio::test]
+async fn azure_kubernetes_kms_reads_what_we_wrote_in_its_place_and_we_read_what_it_wrote() {
+    let theirs = AZURE_KMS.build_async().await.unwrap();
+    let ours = binaries::path_async("sidekey-azure").await.unwrap();
+    for bits in [2048, 3072, 4096] {
+        let scratch = Scratch::new("azure-kms").unwrap();
+        let mut azure = Azure::new(VAULT);
+        let version = azure.make("etcd", KeyKind::Rsa(bits)).unwrap();
+        azure.secret("plugin", SECRET);
+        let fake = Fake::start(&scratch, "azure", azure).await.unwrap();
+        let config = scratch.path().join("azure.json");
+        let content =
+            json!({"tenantId": TENANT, "aadClientId": "plugin", "aadClientSecret": SECRET});
+        std::fs::write(&config, content.to_string()).unwrap();
+        let (name, proxy) = (VAULT.split('.').next().unwrap(), fake.plain());
+        let (host, port) = (proxy.ip().to_string(), proxy.port().to_string());
+
+        let file = config.display().to_string();
+        let key = [name, &version, &host, &port];
+        let (_theirs, their_kms) = their_plugin(&scratch, &theirs, &file, key).await;
+        let (_ours, our_kms) = our_plugin(&scratch, &ours, &file, key).await;
+
+        for plaintext in [PLAINTEXT, b"healthcheck"] {
+            let from_them = their_kms.encrypt(plaintext).await.unwrap();
+            let from_us = our_kms.encrypt(plaintext).await.unwrap();
+            assert_eq!(from_us.key_id, from_them.key_id);
+            assert_eq!(from_us.ciphertext.len(), from_them.ciphertext.len());
+            assert_eq!(our_kms.decrypt(&from_them).await.unwrap(), plaintext, "{bits}");
+            assert_eq!(their_kms.decrypt(&from_us).await.unwrap(), plaintext, "{bits}");
+        }
+        let theirs = their_kms.status().await.unwrap();
+        assert_eq!(theirs.key_id, our_kms.status().await.unwrap().key_id);
+    }
+}
+
+/// Azure/kubernetes-kms, told vault, version, and the host and port of its proxy.
+async fn their_plugin(
+    scratch: &Scratch,
+    program: &Path,
+    config: &str,
+    [vault, version, host, port]: [&str; 4],
+) -> (Process, KmsClient) {
+    let path = scratch.path().join("theirs.sock").display().to_string();
+    let arguments = [&path, config, vault, "etcd", version, host, port];
+    let log = scratch.path().join("theirs.log");
+    let mut process =
+        Spec::new("azure-kms", program, log).env_clear().args(arguments).start().unwrap();
+    let endpoint = format!("unix://{path}");
+    let connect = async || KmsClient::connect(&endpoint).await;
+    let connected = process.wait_until("it listens", PATIENCE, connect).await.unwrap();
+    (process, connected)
+}
+
+/// `sidekey-azure` by the flags that Azure/kubernetes-kms has, told the same.
+async fn our_plugin(
+    scratch: &Scratch,
+    program: &Path,
+    config: &str,
+    [vault, version, host, port]: [&str; 4],
+) -> (Sidecar, KmsClient) {
+    let endpoint = format!("unix://{}", scratch.path().join("ours.sock").display());
+    let flags = [
+        format!("--keyvault-name={vault}"),
+        "--key-name=etcd".to_owned(),
+        format!("--key-version={version}"),
+        format!("--listen-addr={endpoint}"),
+        format!("--config-file-path={config}"),
+        "--proxy-mode".to_owned(),
+        format!("--proxy-address={host}"),
+        format!("--proxy-port={port}"),
+        "--healthz-port=0".to_owned(),
+        "--metrics-addr=0".to_owned(),
+        "--admin=127.0.0.1:0".to_owned(),
+    ];
+    let log = scratch.path().join("ours.log");
+    let spec = Spec::new("sidekey-azure", program, log).env_clear().args(flags);
+    let mut process = Sidecar::start(spec).await.unwrap();
+    process.wait_ready().await.unwrap();
+    (process, KmsClient::connect(&endpoint).await.unwrap())
+}

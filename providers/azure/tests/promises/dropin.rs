@@ -1,0 +1,148 @@
+//! In the place of Azure/kubernetes-kms and of OpenShift's fork: their flags, files and data.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+use serde_json::json;
+use sidekey_core::proto::v2::EncryptResponse;
+use sidekey_e2e::fakes::azure::{KeyKind, TENANT};
+
+use crate::support::{CLIENT, KEY, PLAINTEXT, SECRET, Served, Stage, VAULT, quick};
+
+/// Data as the replaced plugins store it, made from their documents' form by other tools.
+#[derive(Deserialize)]
+struct Vector {
+    bits: usize,
+    /// `text` or `binary`.
+    format: String,
+    plaintext: String,
+    ciphertext: String,
+}
+
+fn vectors() -> Vec<Vector> {
+    serde_json::from_str(include_str!("../fixtures/vectors.json")).unwrap()
+}
+
+/// The flags of HyperShift, and what a test has to add.
+async fn hypershift(stage: &Stage, socket: &str) -> Served {
+    let content = json!({"tenantId": TENANT, "aadClientId": CLIENT, "aadClientSecret": SECRET});
+    let file = stage.write("azure.json", &content.to_string());
+    let proxy = stage.fake.plain();
+    let listen = stage.path(socket);
+    // The test's client looks there.
+    std::os::unix::fs::symlink(&listen, stage.path("kms-1.sock")).unwrap();
+    let flags = [
+        format!("--keyvault-name={}", VAULT.split('.').next().unwrap()),
+        format!("--key-name={KEY}"),
+        format!("--key-version={}", stage.version),
+        format!("--listen-addr=unix://{}", listen.display()),
+        "--healthz-port=0".to_owned(),
+        "--metrics-addr=0".to_owned(),
+        "--healthz-path=/healthz".to_owned(),
+        format!("--config-file-path={}", file.display()),
+        "-v=1".to_owned(),
+        "--proxy-mode".to_owned(),
+        format!("--proxy-address={}", proxy.ip()),
+        format!("--proxy-port={}", proxy.port()),
+        "--admin=127.0.0.1:0".to_owned(),
+        "--probe-interval=300ms".to_owned(),
+    ];
+    stage.launch(&flags, &[]).await
+}
+
+fn annotations(sealed: &EncryptResponse) -> Vec<(String, String)> {
+    let text = |value: &[u8]| String::from_utf8(value.to_vec()).unwrap();
+    let mut list: Vec<_> =
+        sealed.annotations.iter().map(|(name, value)| (name.clone(), text(value))).collect();
+    list.sort();
+    list
+}
+
+fn theirs() -> Vec<(String, String)> {
+    [("algorithm.azure.akv.io", "RSA-OAEP-256"), ("version.azure.akv.io", "1")]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec()
+}
+
+/// As the replaced plugins name a version.
+fn hashed(version: &str) -> String {
+    let url = format!("https://{VAULT}/keys/{KEY}/{version}");
+    sidekey_core::hex(&sidekey_core::sha256(url.as_bytes()))
+}
+
+#[tokio::test]
+async fn under_their_flags_data_is_written_as_the_plugin_in_whose_place_it_is_reads_it() {
+    for (socket, size) in [("azurekms.socket", 342), ("azurekmsactive.socket", 256)] {
+        let stage = Stage::new("flags").await;
+        let mut served = hypershift(&stage, socket).await;
+        assert_eq!(served.wait_ok().await, hashed(&stage.version), "{}", served.log());
+        let sealed = served.round_trip().await;
+        assert_eq!((sealed.ciphertext.len(), annotations(&sealed)), (size, theirs()));
+        let is_text =
+            sealed.ciphertext.iter().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(b));
+        assert_eq!(is_text, size == 342);
+        if is_text {
+            assert_eq!(URL_SAFE_NO_PAD.decode(&sealed.ciphertext).unwrap().len(), 256);
+        }
+        assert!(served.log().contains("in plain text"), "the proxy mode is warned of");
+    }
+}
+
+#[tokio::test]
+async fn both_of_their_formats_are_read_for_every_size_of_key() {
+    let vectors = vectors();
+    assert_eq!(vectors.len(), 12, "three sizes, two formats, two plaintexts");
+    for bits in [2048, 3072, 4096] {
+        let stage = Stage::with("vectors", VAULT, KeyKind::Rsa(bits)).await;
+        for format in ["text", "binary", "sidekey"] {
+            let mut key = stage.key(1, &stage.by_secret());
+            key["kek"]["version"] = json!(stage.version);
+            key["settings"]["format"] = json!(format);
+            let mut served = stage.serve_document(&quick(&[key])).await;
+            for vector in vectors.iter().filter(|vector| vector.bits == bits) {
+                let ciphertext = URL_SAFE_NO_PAD.decode(&vector.ciphertext).unwrap();
+                let notes =
+                    theirs().into_iter().map(|(name, value)| (name, value.into_bytes().into()));
+                let sealed = EncryptResponse {
+                    ciphertext: ciphertext.into(),
+                    key_id: hashed(&stage.version),
+                    annotations: notes.collect(),
+                };
+                let plaintext = served.kms.decrypt(&sealed).await;
+                let what = format!("{bits} {} read under {format}", vector.format);
+                assert_eq!(&plaintext.expect(&what)[..], vector.plaintext.as_bytes(), "{what}");
+            }
+            served.plugin.process().kill().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_one_way_of_starting_wrote_every_other_one_reads() {
+    let stage = Stage::new("between").await;
+    let mut written = Vec::new();
+    for format in ["text", "binary", "sidekey"] {
+        let mut key = stage.key(1, &stage.by_secret());
+        key["kek"]["version"] = json!(stage.version);
+        key["settings"]["format"] = json!(format);
+        let mut served = stage.serve_document(&quick(&[key])).await;
+        written.push(served.round_trip().await);
+        for sealed in &written {
+            served.reads(sealed).await;
+        }
+        served.plugin.process().kill().unwrap();
+    }
+    let ours = written.pop().unwrap();
+    let marked = ours.annotations.get("version.azure.akv.io").map(|value| &value[..]);
+    assert_eq!(marked, Some(&b"sidekey/1"[..]), "their programs refuse it by name");
+    assert_ne!(ours.key_id, written[0].key_id);
+    // A configuration of our own without a version, on a key that has moved on.
+    let first = stage.version.clone();
+    stage.rotate();
+    let mut key = stage.key(1, &stage.by_secret());
+    key["settings"]["formerVersions"] = json!([first]);
+    let served = stage.serve_document(&quick(&[key])).await;
+    for sealed in [&written[0], &written[1], &ours] {
+        assert_eq!(&served.kms.decrypt(sealed).await.unwrap()[..], PLAINTEXT);
+    }
+}

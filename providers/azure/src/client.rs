@@ -294,7 +294,8 @@ impl Policy for Sender {
 }
 
 impl Sender {
-    /// Asks with our token. If it is refused, it is replaced and the question is asked once more.
+    /// Asks with our token. If it is refused, it is replaced. What encrypts and decrypts is then
+    /// repeated by core, all else here.
     async fn ask(&self, deed: &Deed, request: Request) -> Result<Answer, Error> {
         let lease = &self.account.lease;
         self.account.wait(deed).await?;
@@ -302,6 +303,10 @@ impl Sender {
         let mut answer = self.sent(deed, request.clone(), &token).await?;
         if answer.status == 401 && token.since.elapsed() > YOUNG {
             let token = lease.replace(&token, deed.deadline).await?;
+            if request.method == Method::POST {
+                let text = "the token was refused, and there is another one now";
+                return Err(Error::new(Kind::Unavailable, text).mended());
+            }
             answer = self.sent(deed, request, &token).await?;
         }
         self.account.observe(&answer);

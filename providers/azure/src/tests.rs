@@ -165,7 +165,7 @@ async fn a_challenge_moves_no_token_anywhere_and_is_not_followed() {
 }
 
 #[tokio::test]
-async fn a_token_that_the_vault_takes_no_longer_is_replaced_and_the_call_made_once_more() {
+async fn a_token_that_the_vault_takes_no_longer_is_replaced_for_the_next_attempt() {
     let setup = Setup::new().await;
     let azure = setup.connect("replaced").await.unwrap();
     let key_id = azure.key_id().await.unwrap();
@@ -176,6 +176,7 @@ async fn a_token_that_the_vault_takes_no_longer_is_replaced_and_the_call_made_on
     tokio::time::resume();
     let refusal = json!({"error": {"code": "Unauthorized", "message": "token expired"}});
     setup.fake.answer(Reply::json(401, &refusal));
+    assert!(azure.encrypt(&key_id, b"plain", &call()).await.unwrap_err().is_mended());
     azure.encrypt(&key_id, b"plain", &call()).await.unwrap();
     assert_eq!((asked("/token"), asked("/encrypt")), (2, 2));
 }

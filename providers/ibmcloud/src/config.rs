@@ -1,6 +1,7 @@
 //! `kek`, `settings` and `credentials` of one key.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use http::Uri;
 use http::header::HeaderValue;
@@ -17,6 +18,7 @@ use sidekey_rest::{Address, Http, Trust};
 use crate::dropin::given::given;
 use crate::dropin::older::OlderKek;
 use crate::root_key::{RootKey, code};
+use crate::session::Session;
 
 /// Longest name of a key ring, profile or correlation.
 const MAX_NAME: usize = 255;
@@ -90,14 +92,15 @@ impl Config {
     }
 
     /// The key that encrypts.
-    pub(crate) fn key(&self) -> Result<RootKey, Error> {
+    pub(crate) fn key(&self, session: &Arc<Session>) -> Result<RootKey, Error> {
         let Settings { address, key_ring, correlation_id, .. } = &self.settings;
-        RootKey::new(address.as_ref(), &self.kek, key_ring.as_deref(), correlation_id.as_deref())
+        let (ring, correlation) = (key_ring.as_deref(), correlation_id.as_deref());
+        RootKey::new(session, address.as_ref(), &self.kek, ring, correlation)
     }
 
     /// The keys that are read on its socket.
-    pub(crate) fn older(&self) -> Result<Vec<RootKey>, Error> {
-        self.settings.older_keks.iter().map(|kek| kek.key(&self.settings)).collect()
+    pub(crate) fn older(&self, session: &Arc<Session>) -> Result<Vec<RootKey>, Error> {
+        self.settings.older_keks.iter().map(|kek| kek.key(session, &self.settings)).collect()
     }
 
     /// What makes a login another one, but for what is in files.

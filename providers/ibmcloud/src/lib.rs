@@ -66,11 +66,12 @@ impl Provider for IbmCloud {
     /// data all the same.
     async fn connect(config: &Config, files: &Files, _: Option<&Self>) -> Result<Self, Error> {
         let session = Session::shared(config, files)?;
-        Ok(Self { session, key: config.key()?, older: config.older()? })
+        let (key, older) = (config.key(&session)?, config.older(&session)?);
+        Ok(Self { session, key, older })
     }
 
     async fn key_id(&self) -> Result<KeyId, Error> {
-        self.key.current(&self.session, Instant::now() + PATIENCE).await
+        self.key.current(Instant::now() + PATIENCE).await
     }
 
     async fn encrypt(
@@ -85,7 +86,7 @@ impl Provider for IbmCloud {
         }
         let mut bound = key_id.clone();
         for _ in 0..2 {
-            let (ciphertext, used) = self.key.wrap(&self.session, &bound, plaintext, call).await?;
+            let (ciphertext, used) = self.key.wrap(&bound, plaintext, call).await?;
             if used == bound {
                 let ciphertext = ciphertext.into_bytes().into();
                 return Ok(Sealed { key_id: used, ciphertext, annotations: BTreeMap::new() });
@@ -106,7 +107,7 @@ impl Provider for IbmCloud {
             let text = format!("{key_id} is not of root key {}", self.key.id);
             Error::new(Kind::KeyState, text).with_hint("serve the key that wrote it too; data of IBM's own plugin is read by that plugin alone")
         })?;
-        key.unwrap(&self.session, key_id, &sealed.ciphertext, call).await
+        key.unwrap(key_id, &sealed.ciphertext, call).await
     }
 
     fn expiry(&self) -> Option<SystemTime> {

@@ -1,5 +1,7 @@
 //! One root key: what is asked of Key Protect, and what its answers mean.
 
+use std::sync::Arc;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -10,7 +12,7 @@ use serde_json::Value;
 use sidekey_core::{Call, Error, KeyId, Kind, Provider, Secret, hex};
 use sidekey_rest::codes::{Code, Refusal};
 use sidekey_rest::naming::{Version, scope};
-use sidekey_rest::{Address, Answer, Request, json, read};
+use sidekey_rest::{Address, Answer, Http, Request, json, read};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
@@ -48,6 +50,9 @@ pub(crate) const fn code(
 
 /// One root key and the way to it.
 pub(crate) struct RootKey {
+    session: Arc<Session>,
+    /// The connections of all keys, with a limit of its own: one that hangs slows no other.
+    http: Http,
     pub(crate) address: Address,
     pub(crate) id: String,
     /// What the key_ids of its versions begin with.
@@ -74,6 +79,7 @@ struct Unwrapped<'a> {
 impl RootKey {
     /// Instance and key are told apart in lower case, as Key Protect writes them.
     pub(crate) fn new(
+        session: &Arc<Session>,
         address: Option<&String>,
         kek: &Kek,
         key_ring: Option<&str>,
@@ -97,19 +103,16 @@ impl RootKey {
                 headers.insert(name, value.map_err(|_| bad("what is to be sent as a header"))?);
             }
         }
-        Ok(Self { address, scope: scope(&[&instance, &id]), id, headers })
+        let (session, http) = (session.clone(), session.http.separate());
+        Ok(Self { session, http, address, scope: scope(&[&instance, &id]), id, headers })
     }
 
     /// The version that Key Protect wraps with now.
-    pub(crate) async fn current(
-        &self,
-        session: &Session,
-        deadline: Instant,
-    ) -> Result<KeyId, Error> {
+    pub(crate) async fn current(&self, deadline: Instant) -> Result<KeyId, Error> {
         // Nobody's call but ours.
         let uid = hex(Secret::random(16)?.expose());
         let call = Call { uid: &uid, deadline };
-        let body = self.ask(session, "metadata", Bytes::new(), &call).await?;
+        let body = self.ask("metadata", Bytes::new(), &call).await?;
         let described: Value = read(&body, "metadata")?;
         let key = &described["resources"][0];
         let refused = |kind, what: &str, hint: &str| {
@@ -131,14 +134,13 @@ impl RootKey {
     /// chosen by Key Protect.
     pub(crate) async fn wrap(
         &self,
-        session: &Session,
         bound: &KeyId,
         plaintext: &[u8],
         call: &Call<'_>,
     ) -> Result<(String, KeyId), Error> {
         let text = Zeroizing::new(STANDARD.encode(plaintext));
         let body = Action { plaintext: Some(&text), ciphertext: None, aad: [bound.as_str()] };
-        let body = self.ask(session, "actions/wrap", json(&body), call).await?;
+        let body = self.ask("actions/wrap", json(&body), call).await?;
         let answer: Value = read(&body, "wrap")?;
         let ciphertext = answer["ciphertext"].as_str().ok_or_else(|| odd("no ciphertext"))?;
         Ok((ciphertext.to_owned(), self.key_id(&answer["keyVersion"]["id"])?))
@@ -146,7 +148,6 @@ impl RootKey {
 
     pub(crate) async fn unwrap(
         &self,
-        session: &Session,
         key_id: &KeyId,
         ciphertext: &[u8],
         call: &Call<'_>,
@@ -154,19 +155,13 @@ impl RootKey {
         let foreign = |_| Error::new(Kind::Corrupt, "the ciphertext is not of Key Protect's form");
         let text = std::str::from_utf8(ciphertext).map_err(foreign)?;
         let body = Action { plaintext: None, ciphertext: Some(text), aad: [key_id.as_str()] };
-        let body = self.ask(session, "actions/unwrap", json(&body), call).await?;
+        let body = self.ask("actions/unwrap", json(&body), call).await?;
         let Unwrapped { plaintext } = read(&body, "unwrap")?;
         STANDARD.decode(plaintext).map(Secret::new).map_err(|_| odd("unwrap: no base64"))
     }
 
     /// The body of a good answer.
-    async fn ask(
-        &self,
-        session: &Session,
-        action: &str,
-        body: Bytes,
-        call: &Call<'_>,
-    ) -> Result<Bytes, Error> {
+    async fn ask(&self, action: &str, body: Bytes, call: &Call<'_>) -> Result<Bytes, Error> {
         let method = if body.is_empty() { Method::GET } else { Method::POST };
         let path = format!("/api/v2/keys/{}/{action}", self.id);
         let headers = self.headers.clone();
@@ -175,8 +170,8 @@ impl RootKey {
         if let Ok(uid) = HeaderValue::from_str(call.uid) {
             request.headers.entry(CORRELATION).or_insert(uid);
         }
-        let again = request.method == Method::POST;
-        let answer = session.ask(&self.address, request, call.deadline, again).await?;
+        let (http, address, again) = (&self.http, &self.address, request.method == Method::POST);
+        let answer = self.session.ask(http, address, request, call.deadline, again).await?;
         if answer.status.is_success() {
             return Ok(answer.body);
         }

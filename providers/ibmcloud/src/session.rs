@@ -24,7 +24,7 @@ static SESSIONS: Shared<[u8; 32], Session> = Shared::new();
 
 /// One login, and the connections that are used with it.
 pub(crate) struct Session {
-    http: Http,
+    pub(crate) http: Http,
     lease: Lease<TokenEndpoint>,
 }
 
@@ -55,12 +55,13 @@ impl Session {
     /// Asks with our token: what core repeats by itself (`again`) if that has to be replaced, or not.
     pub(crate) async fn ask(
         &self,
+        http: &Http,
         address: &Address,
         request: Request,
         deadline: Instant,
         again: bool,
     ) -> Result<Answer, Error> {
-        let Self { http, lease } = self;
+        let lease = &self.lease;
         let refuses = root_key::refuses_token;
         match again {
             true => lease.attempt(http, address, request, deadline, refuses).await,

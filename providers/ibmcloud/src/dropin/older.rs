@@ -1,11 +1,14 @@
 //! Older keys of a control plane: the replaced plugin serves all of them on one socket.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use sidekey_core::Error;
 use sidekey_core::config::Problems;
 
 use crate::config::{Kek, Settings, check_name};
 use crate::root_key::RootKey;
+use crate::session::Session;
 
 /// More keys than a control plane has had.
 const MAX: usize = 100;
@@ -38,10 +41,14 @@ impl OlderKek {
         }
     }
 
-    pub(crate) fn key(&self, settings: &Settings) -> Result<RootKey, Error> {
+    pub(crate) fn key(
+        &self,
+        session: &Arc<Session>,
+        settings: &Settings,
+    ) -> Result<RootKey, Error> {
         let address = self.address.as_ref().or(settings.address.as_ref());
         let (ring, correlation) = (self.key_ring.as_deref(), self.correlation_id.as_deref());
-        RootKey::new(address, &self.kek(), ring, correlation)
+        RootKey::new(session, address, &self.kek(), ring, correlation)
     }
 
     fn kek(&self) -> Kek {

@@ -38,8 +38,8 @@ async fn sidekey_gcp_conforms_to_kms_v2() {
     let mut serve = Command::new(program(binary()));
     serve.arg("--config").arg(&config);
     let launched = Launched::start(serve, stage.endpoint(1).parse().unwrap()).await.unwrap();
-    let mut plugin = launched.plugin();
-    if outside.is_none() {
+    let plugin = launched.plugin();
+    let plugin = if outside.is_none() {
         let rotated = stage.clone();
         let rotate = Hook::new(move || {
             rotated.rotate();
@@ -50,7 +50,9 @@ async fn sidekey_gcp_conforms_to_kms_v2() {
             let calls = counted.fake().gateway().requests();
             std::future::ready(Ok::<_, std::convert::Infallible>(calls))
         };
-        plugin = plugin.with_rotate(rotate).with_backend_calls(calls);
-    }
+        plugin.with_rotate(rotate).with_backend_calls(calls)
+    } else {
+        plugin
+    };
     assert_conforms(&plugin).await;
 }

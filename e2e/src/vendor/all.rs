@@ -127,10 +127,10 @@ impl Azure {
     async fn start(scratch: &Scratch) -> Result<Self> {
         let mut service = azure::Azure::new(Self::HOST);
         service.make("etcd", azure::KeyKind::Rsa(2048))?;
-        service.secret(Self::CLIENT, "a secret");
+        service.secret(Self::CLIENT, "a-secret");
         let fake = Fake::start(scratch, "azure", service).await?;
         let secret = scratch.subdir("azure-client")?.join("secret");
-        fs::write(&secret, "a secret")?;
+        fs::write(&secret, "a-secret")?;
         Ok(Self { fake, secret })
     }
 }

@@ -54,9 +54,11 @@ async fn hypershifts_sidecars_encrypt(scene: &Scene, plain: &Value) -> Result<()
     let stanza = stanza.kms_within(&name, "unix:///var/run/awskmsactive.sock", "35s").identity();
     let config = EncryptionConfiguration::new().stanza(stanza).to_string();
     scene.hosted.put_secret("kas-secret-encryption-config", &[("config.yaml", config)]).await?;
-    let aws = json!({"region": REGION, "activeKey": {"arn": scene.arn}});
+    let auth = json!({"awsKms": "arn:aws:iam::123456789012:role/kms-provider"});
+    let aws = json!({"region": REGION, "activeKey": {"arn": scene.arn}, "auth": auth});
     let kms = json!({"type": "kms", "kms": {"provider": "AWS", "aws": aws}});
-    let cluster = json!({"kind": "HostedCluster", "spec": {"secretEncryption": kms}}).to_string();
+    let (metadata, spec) = (json!({"name": "demo"}), json!({"secretEncryption": kms}));
+    let cluster = json!({"kind": "HostedCluster", "metadata": metadata, "spec": spec}).to_string();
     let cluster = scene.desk.put("hostedcluster", &cluster)?.display().to_string();
     let image = format!("aws={}", scene.hosted.images()[0]);
     let text = format!("{plain:#}\n");

@@ -1,6 +1,7 @@
 //! One of our programs under test: its process, and the admin server that it announces.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -102,6 +103,18 @@ impl Sidecar {
 pub fn admin_address(line: &str) -> Option<SocketAddr> {
     let (_, rest) = line.split_once("address=").filter(|_| line.contains("admin listening"))?;
     rest.split_whitespace().next()?.trim_matches('"').parse().ok()
+}
+
+/// Writes a configuration with an admin server on any port, in the place of the one before.
+pub(crate) fn write_config(path: &Path, document: &Value) -> Result<()> {
+    let mut document = document.clone();
+    document["admin"] = "127.0.0.1:0".into();
+    let fresh = path.with_extension("new");
+    let write = || {
+        std::fs::write(&fresh, document.to_string())?;
+        std::fs::rename(&fresh, path)
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
 }
 
 async fn wait_admin(process: &mut Process) -> Result<SocketAddr> {

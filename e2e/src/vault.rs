@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::Value;
 
 use crate::binaries;
 use crate::process::Spec;
-use crate::sidecar::Sidecar;
+use crate::sidecar::{Sidecar, write_config};
 
 /// The program's name.
 pub const PROGRAM: &str = "sidekey-vault";
@@ -87,15 +87,4 @@ impl DerefMut for VaultPlugin {
     fn deref_mut(&mut self) -> &mut Sidecar {
         &mut self.sidecar
     }
-}
-
-fn write_config(path: &Path, document: &Value) -> Result<()> {
-    let mut document = document.clone();
-    document["admin"] = "127.0.0.1:0".into();
-    let fresh = path.with_extension("new");
-    let write = || {
-        std::fs::write(&fresh, document.to_string())?;
-        std::fs::rename(&fresh, path)
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use sidekey_core::{Error, Files, hex, sha256};
 use sidekey_rest::oauth::TokenEndpoint;
-use sidekey_rest::{Address, Answer, Http, Lease, Limits, Proxy, Request, Shared};
+use sidekey_rest::{Address, Answer, Http, Lease, Limits, Proxy, Request, Shared, fingerprint};
 use tokio::time::Instant;
 
 use crate::config::Config;
@@ -31,12 +31,8 @@ pub(crate) struct Session {
 impl Session {
     /// The session of this configuration, which may be in use already.
     pub(crate) fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
-        let mut made_of = config.login();
-        for path in config.files() {
-            let content = hex(&sha256(files.secret(&path)?.expose()));
-            made_of.push_str(&format!("\n{path:?} {content}"));
-        }
-        SESSIONS.get(sha256(made_of.as_bytes()), || Self::new(config, files))
+        let made_of = fingerprint(&config.login(), &config.files(), files);
+        SESSIONS.get(made_of, || Self::new(config, files))
     }
 
     fn new(config: &Config, files: &Files) -> Result<Self, Error> {

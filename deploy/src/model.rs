@@ -33,6 +33,7 @@ pub use plane::{ControlPlane, EtcdAccess, EtcdTls, Injection};
 pub use sidekey_core::config::KeyNumber;
 pub use tokens::{Account, Minted, PodToken, Token, TokenSource, kept_tokens, told_tokens};
 pub use vendors::AzureKey;
+pub(crate) use vendors::{PUBLIC_CLOUD as AZURE_PUBLIC_CLOUD, azure_cloud};
 
 /// The group and version of [`SecretEncryption`].
 pub const API_VERSION: &str = "sidekey.dev/v1alpha1";

@@ -6,7 +6,7 @@ use sidekey_core::config::Problems;
 
 use super::profiles::{AwsKms, AzureKms, HostedKms, IbmKms};
 use crate::model::{AzureKey, FileSource, Key, Role};
-use crate::render::hosted::{AZURE_CERTS, AzureAccess, Hosted, IBM_ENTRY, Identity, parse};
+use crate::render::hosted::{AZURE_LOGINS, AzureAccess, Hosted, IBM_ENTRY, Identity, parse};
 
 /// Reads `spec.secretEncryption` of a HostedCluster or HostedControlPlane.
 pub(super) fn read(document: &Value) -> Result<HostedKms, Problems> {
@@ -167,12 +167,8 @@ fn azure(keys: &[Key]) -> Result<AzureKms, Problems> {
             problems.add("kek.version", "is required: HyperShift knows no key without one");
             return None;
         };
-        let Some(access) = azure_access(&key.credentials) else {
-            let text = format!(
-                "must be tenantId, clientId and federatedTokenFile, or an identityFile in \
-                 {AZURE_CERTS}: HyperShift's sidecars log in by nothing else"
-            );
-            problems.add("credentials", &text);
+        let Some(access) = AzureAccess::of(&key.credentials) else {
+            problems.add("credentials", AZURE_LOGINS);
             return None;
         };
         if let Some((other, login)) = &first {
@@ -192,16 +188,6 @@ fn azure(keys: &[Key]) -> Result<AzureKms, Problems> {
         backup,
         access,
     }))
-}
-
-fn azure_access(credentials: &Value) -> Option<AzureAccess> {
-    let text = |field: &str| credentials[field].as_str().map(str::to_owned);
-    if let Some(file) = text("identityFile") {
-        let secret = file.strip_prefix(AZURE_CERTS)?.strip_prefix('/')?.to_owned();
-        return (!secret.contains('/')).then_some(AzureAccess::ManagedIdentity { secret });
-    }
-    text("federatedTokenFile")?;
-    Some(AzureAccess::WorkloadIdentity { client: text("clientId")?, tenant: text("tenantId")? })
 }
 
 fn ibm(keys: &[Key]) -> Result<IbmKms, Problems> {

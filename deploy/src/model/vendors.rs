@@ -77,14 +77,65 @@ impl AzureKey {
 
 /// The name of a vault that is given by its name or by its URL, and whether a URL is of a Managed HSM.
 fn vault_name(vault: &str) -> (&str, bool) {
-    let Some((_, host)) = vault.split_once("://") else { return (vault, false) };
-    let (name, domain) = host.split_once('.').unwrap_or((host, ""));
+    let Some((name, domain)) = vault_host(vault) else { return (vault, false) };
     (name, domain.starts_with("managedhsm."))
+}
+
+/// Name and domain of a vault that is given by its URL.
+fn vault_host(vault: &str) -> Option<(&str, &str)> {
+    let (_, host) = vault.split_once("://")?;
+    let host = host.split(['/', ':']).next().unwrap_or_default();
+    Some(host.split_once('.').unwrap_or((host, "")))
+}
+
+/// The one where nothing is said.
+pub(crate) const PUBLIC_CLOUD: &str = "AzurePublicCloud";
+/// Azure's clouds, and the domains below which their vaults and Managed HSMs lie.
+const CLOUDS: [(&str, &str); 4] = [
+    (PUBLIC_CLOUD, "azure.net"),
+    ("AzureUSGovernmentCloud", "usgovcloudapi.net"),
+    ("AzureChinaCloud", "azure.cn"),
+    ("AzureGermanCloud", "microsoftazure.de"),
+];
+
+/// The cloud of a key of Azure's for a program that is told a vault by its name alone. `None`: the URL
+/// of the vault is of another cloud than the settings say, or of none that has a name.
+pub(crate) fn azure_cloud<'a>(kek: &Value, settings: &'a Value) -> Option<&'a str> {
+    let said = settings["cloud"].as_str();
+    let Some((_, domain)) = kek["vault"].as_str().and_then(vault_host) else {
+        return Some(said.unwrap_or(PUBLIC_CLOUD));
+    };
+    let below = domain.strip_prefix("vault.").or(domain.strip_prefix("managedhsm."))?;
+    let (name, _) = CLOUDS.iter().find(|(_, domain)| *domain == below)?;
+    let names = |said: &str| {
+        said.eq_ignore_ascii_case(name)
+            || (*name == PUBLIC_CLOUD && said.eq_ignore_ascii_case("AzureCloud"))
+    };
+    said.is_none_or(names).then_some(*name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vault_by_its_url_is_of_the_cloud_that_it_lies_in_and_of_no_other() {
+        let cloud = |vault: &str, said: Value| {
+            azure_cloud(&json!({"vault": vault}), &json!({"cloud": said})).map(str::to_owned)
+        };
+        let found = |name: &str| Some(name.to_owned());
+        assert_eq!(cloud("v", Value::Null), found("AzurePublicCloud"));
+        assert_eq!(cloud("v", "AzureChinaCloud".into()), found("AzureChinaCloud"));
+        assert_eq!(cloud("https://v.vault.azure.cn/", Value::Null), found("AzureChinaCloud"));
+        let hsm = "https://v.managedhsm.usgovcloudapi.net";
+        assert_eq!(cloud(hsm, Value::Null), found("AzureUSGovernmentCloud"));
+        assert_eq!(
+            cloud("https://v.vault.azure.net", "azurecloud".into()),
+            found("AzurePublicCloud")
+        );
+        assert_eq!(cloud("https://v.vault.azure.cn", "AzurePublicCloud".into()), None);
+        assert_eq!(cloud("https://v.vault.local.azurestack.external", Value::Null), None);
+    }
 
     #[test]
     fn a_key_of_azure_has_the_name_that_hypershift_gives_it_however_its_vault_is_written() {

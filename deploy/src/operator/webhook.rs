@@ -50,6 +50,8 @@ use super::run::{Answer, Shelf, Site, text, typed};
 const PATH: &str = "/mutate";
 /// Where it answers about the images of others.
 const NATIVE_PATH: &str = "/native-image";
+/// The same, where the payload's plugin reads the older of two formats alone.
+const NATIVE_TEXT_PATH: &str = "/native-image/text";
 /// The longest question. A pod of kube-apiserver has some ten kilobytes.
 const MAX_REVIEW: usize = 1024 * 1024;
 /// Time for a question to arrive.
@@ -101,8 +103,9 @@ impl Webhook {
 
     async fn respond(&self, request: Request<Incoming>) -> Answer {
         let native = match request.uri().path() {
-            PATH => false,
-            NATIVE_PATH => true,
+            PATH => None,
+            NATIVE_PATH => Some(native::Format::Binary),
+            NATIVE_TEXT_PATH => Some(native::Format::Text),
             _ => return text(StatusCode::NOT_FOUND, "not found: the webhook is at /mutate\n"),
         };
         if request.method() != Method::POST {
@@ -117,7 +120,10 @@ impl Webhook {
             Ok(Err(_)) => return text(StatusCode::BAD_REQUEST, "the review did not arrive\n"),
             Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "the review did not arrive\n"),
         };
-        if native { self.review_native(body).await } else { self.review(body).await }
+        match native {
+            Some(format) => self.review_native(body, format).await,
+            None => self.review(body).await,
+        }
     }
 
     /// The answer to a review.
@@ -133,9 +139,9 @@ impl Webhook {
     }
 
     /// The answer where only an image may change: nothing must be known for it.
-    async fn review_native(&self, body: Bytes) -> Answer {
+    async fn review_native(&self, body: Bytes, format: native::Format) -> Answer {
         let options = self.options.clone();
-        self.think(body, move |_, pod| options.native_images.decide(pod)).await
+        self.think(body, move |_, pod| options.native_images.decide(pod, format)).await
     }
 
     /// What takes time to think runs beside what must go on.

@@ -32,6 +32,9 @@ const TOKEN: &str = "/var/run/secrets/openshift/serviceaccount/token";
 const POD_TOKEN: &str = "/etc/pod-identity-token/pod-identity-token";
 /// Where managed Azure's identities lie.
 pub(crate) const AZURE_CERTS: &str = "/mnt/certs";
+/// What [`AzureAccess`] is read from.
+pub(crate) const AZURE_LOGINS: &str = "must be tenantId, clientId and federatedTokenFile, or an identityFile in /mnt/certs: \
+     HyperShift's sidecars log in by nothing else";
 /// The entry of a Secret with an AES-CBC key.
 const AESCBC_ENTRY: &str = "key";
 /// The entry of a Secret with an IBM API key.
@@ -217,6 +220,17 @@ impl Identity {
 }
 
 impl AzureAccess {
+    /// Of a key's credentials, if HyperShift's sidecars can log in by them.
+    pub(crate) fn of(credentials: &Value) -> Option<Self> {
+        let text = |field: &str| credentials[field].as_str().map(str::to_owned);
+        if let Some(file) = text("identityFile") {
+            let secret = file.strip_prefix(AZURE_CERTS)?.strip_prefix('/')?.to_owned();
+            return (!secret.contains('/')).then_some(Self::ManagedIdentity { secret });
+        }
+        text("federatedTokenFile")?;
+        Some(Self::WorkloadIdentity { client: text("clientId")?, tenant: text("tenantId")? })
+    }
+
     /// As the provider reads it.
     fn credentials(&self) -> Value {
         match self {

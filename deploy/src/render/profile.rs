@@ -9,10 +9,11 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use sidekey_core::Secret;
 
+use super::hosted::{AZURE_LOGINS, AzureAccess};
 use super::{Created, Phase, ResolvedFiles, encryption, hashes, manifest, render};
 use crate::model::{
     AzureKey, Cipher, FileSource, Key, KeyNumber, ObjectKey, Role, SecretEncryption, Spec, Writer,
-    names,
+    azure_cloud, names,
 };
 use crate::{Error, report};
 
@@ -139,23 +140,23 @@ fn hypershift(
         metadata["namespace"] = namespace.as_str().into();
     }
     let mut objects = vec![manifest(metadata.clone(), &content, false)];
-    objects.splice(0..0, logins(spec, &metadata));
+    objects.splice(0..0, logins(spec, &metadata)?);
     Ok(objects)
 }
 
 /// The Secrets that HyperShift's sidecars log in with.
-fn logins(spec: &Spec, metadata: &Value) -> Vec<Value> {
+fn logins(spec: &Spec, metadata: &Value) -> Result<Vec<Value>, Error> {
     let logins = [("azure", "azure-kms-config", "cloud.conf"), ("aws", "kms-creds", "credentials")];
     let mut objects = Vec::new();
     for (vendor, name, entry) in logins {
         let Some(key) = spec.keys.iter().find(|key| key.vendor == vendor) else { continue };
-        let content = if vendor == "aws" { aws_credentials(key) } else { azure_config(key) };
+        let content = if vendor == "aws" { aws_credentials(key) } else { azure_config(key)? };
         let content = [(entry.to_owned(), content)].into();
         let mut metadata = metadata.clone();
         metadata["name"] = name.into();
         objects.push(manifest(metadata, &content, false));
     }
-    objects
+    Ok(objects)
 }
 
 /// All of IBM's keys are in one process, behind one name; all AES-CBC keys are in one provider.
@@ -213,18 +214,27 @@ fn aws_credentials(key: &Key) -> Secret {
 }
 
 /// What HyperShift's operator writes into Azure's `cloud.conf`, as far as its plugin reads it.
-fn azure_config(key: &Key) -> Secret {
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    let cloud = text(&key.settings["cloud"]).unwrap_or_else(|| "AzurePublicCloud".to_owned());
+fn azure_config(key: &Key) -> Result<Secret, Error> {
+    let refused = |what: &str| Error::usage(format!("key {}: {what}", key.id));
+    let cloud = azure_cloud(&key.kek, &key.settings).ok_or_else(|| {
+        refused("the URL of its vault is not of the cloud that HyperShift's plugin would ask")
+            .hint("the plugin is told the vault's name alone: write settings.cloud as the name of the vault's own cloud")
+    })?;
+    let access = AzureAccess::of(&key.credentials)
+        .ok_or_else(|| refused(&format!("credentials {AZURE_LOGINS}")))?;
     let mut config = json!({"cloud": cloud, "useManagedIdentityExtension": false});
-    if let Some(tenant) = text(&key.credentials["tenantId"]) {
+    if let Some(tenant) = key.credentials["tenantId"].as_str() {
         config["tenantId"] = tenant.into();
     }
-    match text(&key.credentials["identityFile"]) {
-        Some(path) => config["aadMSIDataPlaneIdentityPath"] = path.into(),
-        None => config["useWorkloadIdentityExtension"] = true.into(),
+    match access {
+        AzureAccess::ManagedIdentity { .. } => {
+            config["aadMSIDataPlaneIdentityPath"] = key.credentials["identityFile"].clone();
+        }
+        AzureAccess::WorkloadIdentity { .. } => {
+            config["useWorkloadIdentityExtension"] = true.into()
+        }
     }
-    Secret::new(format!("{config:#}\n").into_bytes())
+    Ok(Secret::new(format!("{config:#}\n").into_bytes()))
 }
 
 fn openshift(

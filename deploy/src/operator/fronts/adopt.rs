@@ -82,6 +82,10 @@ fn writer<'a>(name: &str, version: &str, keys: &'a [Key]) -> Result<&'a Key, &'s
     let mut same = keys.iter().filter(|key| native_name(key).as_deref() == Some(name));
     match (same.next(), same.next()) {
         (Some(key), None) => Ok(key),
+        (Some(key), Some(_)) if key.vendor == UNREADABLE => Err(
+            "several keys wrote under it, and one of them can be adopted: have everything rewritten under the newest \
+             while the present plugin serves all of them, and then leave that one in the spec",
+        ),
         (Some(_), Some(_)) => Err("several keys write under it: leave one of them in the spec"),
         _ => Err("name its key as backupKey, so that it stays readable"),
     }

@@ -8,8 +8,10 @@
 //! image that is: no pod, no HostedCluster, no namespace names one. It is pinned by its digest, or it
 //! is on the list of `--image`.
 //!
-//! **Ignore, not Fail.** Both images take the same flags, and read what the other one wrote: a
-//! control plane that is started while no operator answers runs with the image of the payload.
+//! **Ignore, not Fail.** Both images take the same flags, and the payload's reads what ours wrote: a
+//! control plane that is started while no operator answers runs with the image of the payload. For
+//! that ours must write the payload's format. Azure's plugin has had two, of which each release reads
+//! one: the namespace's label says which ([`Format`]).
 
 use std::collections::BTreeMap;
 
@@ -43,6 +45,25 @@ const ANNOTATIONS: [(&str, &str); 2] = [
     ("aws", "hypershift.openshift.io/aws-kms-provider-image"),
     ("ibmcloud", "hypershift.openshift.io/ibmcloud-kms-provider-image"),
 ];
+
+/// What the payload's own plugin reads, and so what ours has to write in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// That of OpenShift 4.19 and newer, which our image writes where HyperShift's sockets are.
+    Binary,
+    /// That of OpenShift up to 4.18.
+    Text,
+}
+
+impl Format {
+    /// The argument without which our image writes another one.
+    fn argument(self) -> Option<&'static str> {
+        match self {
+            Self::Binary => None,
+            Self::Text => Some("--format=text"),
+        }
+    }
+}
 
 /// The images that plugins are to have, by vendor. None: pods stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,7 +102,7 @@ impl NativeImages {
     }
 
     /// What becomes of a pod.
-    pub(super) fn decide(&self, pod: &Value) -> Decision {
+    pub(super) fn decide(&self, pod: &Value, format: Format) -> Decision {
         if !pod["metadata"]["annotations"][MIRROR].is_null() {
             return Decision::Untouched;
         }
@@ -100,6 +121,10 @@ impl NativeImages {
             }
             let path = format!("/spec/containers/{index}/image");
             patch.push(json!({"op": "replace", "path": path, "value": image}));
+            if let Some(argument) = format.argument() {
+                let path = format!("/spec/containers/{index}/args/-");
+                patch.push(json!({"op": "add", "path": path, "value": argument}));
+            }
         }
         match patch.is_empty() && warnings.is_empty() {
             true => Decision::Untouched,

@@ -6,10 +6,8 @@ use sidekey_core::config::Problems;
 use super::raw::{RawAzure, RawAzureKey, RawIdentity};
 use super::read::sized;
 use super::{Auth, AzureAccess, Identity};
-use crate::model::AzureKey;
+use crate::model::{AZURE_PUBLIC_CLOUD, AzureKey};
 
-/// The cloud where nothing is said.
-const PUBLIC: &str = "AzurePublicCloud";
 /// The cloud whose vaults are wherever its owner has them.
 const STACK: &str = "AzureStackCloud";
 /// Forms of a secret in a secrets store.
@@ -136,7 +134,7 @@ pub(super) fn platform(document: &Value, auth: &mut Auth, problems: &mut Problem
         }
     }
     match text("cloud") {
-        None | Some(PUBLIC) => {}
+        None | Some(AZURE_PUBLIC_CLOUD) => {}
         Some(STACK) => problems.add(
             "spec.platform.azure.cloud",
             "has vaults at addresses of its own: write a SecretEncryption whose kek.vault is a URL",

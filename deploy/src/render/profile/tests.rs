@@ -155,6 +155,34 @@ fn azures_keys_have_hypershifts_names_and_its_configuration() {
 }
 
 #[test]
+fn a_vault_of_another_cloud_and_a_login_of_another_kind_are_refused_for_hypershifts_plugin() {
+    let key = |vault: &str, credentials: Value| {
+        json!({
+            "apiVersion": "sidekey.dev/v1alpha1", "kind": "SecretEncryption",
+            "metadata": {"name": "a", "namespace": "c"},
+            "spec": {"resources": ["secrets"], "keys": [{
+                "id": 1, "type": "azure", "role": "write", "credentials": credentials,
+                "kek": {"vault": vault, "key": "k", "version": "1"},
+            }]},
+        })
+    };
+    let rendered = |document: &Value| {
+        let encryption = SecretEncryption::from_document(document).unwrap();
+        let files = ResolvedFiles::default();
+        objects(&encryption, &files, &layout(Profile::Hypershift, Phase::Settled))
+    };
+    let token = json!({"tenantId": "t", "clientId": "c", "federatedTokenFile": "/t"});
+    let list = rendered(&key("https://v.vault.azure.cn", token.clone())).unwrap();
+    let file = document(&entry(&list[0], "cloud.conf")).unwrap();
+    assert_eq!(file["cloud"], "AzureChinaCloud", "the name alone would be that of another vault");
+    let error = rendered(&key("https://v.vault.example", token)).unwrap_err();
+    assert!(error.report().contains("vault is not of the cloud"), "{}", error.report());
+    let secret = json!({"tenantId": "t", "clientId": "c", "clientSecretFile": "/s"});
+    let error = rendered(&key("v", secret)).unwrap_err();
+    assert!(error.report().contains("federatedTokenFile"), "{}", error.report());
+}
+
+#[test]
 fn openshifts_layout_is_library_gos() {
     let digest = "0".repeat(64);
     let text = format!(

@@ -20,8 +20,10 @@ use sidekey_e2e::{KubeApiserver, KubeClient, eventually};
 const BASE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kustomize");
 const OURS: &str = "registry.example/sidekey-azure@sha256:d04b98f48e8f8bcc15c6ae5ac050801cd6dcfd428fb5f9e65c4e16e7807340fa";
 const PAYLOAD: &str = "registry.example/payload/azure-kms-encryption-provider:4.22";
-/// A control plane that asks for our image, and one that does not.
-const NAMESPACES: [&str; 2] = ["clusters-asks", "clusters-other"];
+/// A control plane that asks for our image, one whose payload reads the older format alone, and one
+/// that does not ask; and what their labels say.
+const NAMESPACES: [(&str, Option<&str>); 3] =
+    [("clusters-asks", Some("enabled")), ("clusters-old", Some("text")), ("clusters-other", None)];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_plugin_that_hypershift_runs_for_azure_has_our_image_where_it_is_asked_for() {
@@ -31,7 +33,7 @@ async fn the_plugin_that_hypershift_runs_for_azure_has_our_image_where_it_is_ask
     let port = Port::free().unwrap();
     install(&client, port.number()).await.unwrap();
     let operator = operator(&server, plane.scratch.path(), &port).await.unwrap();
-    let [asks, other] = NAMESPACES;
+    let [asks, old, other] = NAMESPACES.map(|(name, _)| name);
     eventually("the image is exchanged", PATIENCE, async || {
         let made = made(&client, asks).await?;
         ensure!(made["spec"]["containers"][1]["image"] == OURS, "{made}");
@@ -48,6 +50,11 @@ async fn the_plugin_that_hypershift_runs_for_azure_has_our_image_where_it_is_ask
         expected[index]["image"] = OURS.into();
     }
     assert_eq!(asked["spec"]["containers"], expected);
+    for index in [1, 2] {
+        expected[index]["args"].as_array_mut().unwrap().push("--format=text".into());
+    }
+    let asked = made(&client, old).await.unwrap();
+    assert_eq!(asked["spec"]["containers"], expected, "it writes what the payload reads");
     drop(operator);
     let made = made(&client, asks).await.unwrap();
     assert_eq!(made["spec"]["containers"], plain["spec"]["containers"], "nobody is there to ask");
@@ -71,10 +78,10 @@ async fn install(client: &KubeClient, port: u16) -> Result<()> {
     client
         .apply(&json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}))
         .await?;
-    for name in NAMESPACES {
+    for (name, label) in NAMESPACES {
         let mut metadata = json!({"name": name});
-        if name == NAMESPACES[0] {
-            metadata["labels"] = json!({"sidekey.dev/native-image": "enabled"});
+        if let Some(label) = label {
+            metadata["labels"] = json!({"sidekey.dev/native-image": label});
         }
         client
             .apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))

@@ -140,6 +140,21 @@ async fn what_ibms_own_plugin_stored_is_not_given_to_a_provider_that_cannot_read
 }
 
 #[tokio::test]
+async fn of_several_keys_under_one_name_none_is_given_up_before_all_is_under_the_newest() {
+    let mut keys = ibm(&[1, 2]);
+    keys["kms"]["ibmcloud"]["keyList"][1]["crkID"] = "d".into();
+    let fake = world(keys);
+    fake.put_secret(SOURCES, "ibm", &[("iam_apikey", b"one")]);
+    native(&fake, &kms("ibmv2"));
+    annotate(&fake, "sidekey.dev/settings", Some("vendors: {ibmcloud: {ownData: true}}"));
+    pass(&fake).await;
+    let (reason, message) = fault(&fake);
+    assert_eq!(reason, "UnknownProviderName");
+    assert!(message.contains("rewritten under the newest"), "{message}");
+    assert_eq!(fake.at(ENCRYPTION), None);
+}
+
+#[tokio::test]
 async fn ciphers_that_hypershift_had_stay() {
     let fake = world(aws(K1));
     let secret = STANDARD.encode([9; 32]);

@@ -36,12 +36,14 @@ fn the_api_server_asks_where_the_webhook_answers() {
 #[test]
 fn a_pod_is_asked_about_its_images_where_its_namespace_says_so_and_never_waits_for_the_answer() {
     let configuration = base("webhook.yaml").remove(0);
-    let webhook = &configuration["webhooks"][1];
-    assert_eq!(webhook["clientConfig"]["service"]["path"], NATIVE_PATH);
-    let labels = &webhook["namespaceSelector"]["matchLabels"];
-    assert_eq!(labels, &json!({"sidekey.dev/native-image": "enabled"}));
-    assert_eq!(webhook["failurePolicy"], "Ignore");
-    assert_eq!(webhook["objectSelector"]["matchLabels"], json!({"app": "kube-apiserver"}));
+    for (index, path, value) in [(1, NATIVE_PATH, "enabled"), (2, NATIVE_TEXT_PATH, "text")] {
+        let webhook = &configuration["webhooks"][index];
+        assert_eq!(webhook["clientConfig"]["service"]["path"], path);
+        let labels = &webhook["namespaceSelector"]["matchLabels"];
+        assert_eq!(labels, &json!({"sidekey.dev/native-image": value}));
+        assert_eq!(webhook["failurePolicy"], "Ignore");
+        assert_eq!(webhook["objectSelector"]["matchLabels"], json!({"app": "kube-apiserver"}));
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use base64::Engine;
 
 use super::review::{body_of, review};
 use super::*;
-use crate::operator::webhook::native::NativeImages;
+use crate::operator::webhook::native::{Format, NativeImages};
 
 const DIGEST: &str = "sha256:d04b98f48e8f8bcc15c6ae5ac050801cd6dcfd428fb5f9e65c4e16e7807340fa";
 
@@ -47,7 +47,9 @@ fn native_pod() -> Value {
 fn both_plugins_get_our_image_and_nothing_else_of_the_pod_changes() {
     let images = images(&[("azure", &ours())], &[]).unwrap();
     let before = native_pod();
-    let Decision::Changed { patch, warnings } = images.decide(&before) else { panic!() };
+    let Decision::Changed { patch, warnings } = images.decide(&before, Format::Binary) else {
+        panic!()
+    };
     assert_eq!(
         patch,
         json!([
@@ -60,19 +62,44 @@ fn both_plugins_get_our_image_and_nothing_else_of_the_pod_changes() {
     for index in [2, 3] {
         after["spec"]["containers"][index]["image"] = ours().into();
     }
-    assert_eq!(images.decide(&after), Decision::Untouched, "asked again");
+    assert_eq!(images.decide(&after, Format::Binary), Decision::Untouched, "asked again");
+}
+
+#[test]
+fn beside_a_payload_that_reads_text_alone_our_image_writes_text() {
+    let images = images(&[("azure", &ours())], &[]).unwrap();
+    let before = native_pod();
+    let Decision::Changed { patch, warnings } = images.decide(&before, Format::Text) else {
+        panic!()
+    };
+    let written = |index: usize| {
+        let container = format!("/spec/containers/{index}");
+        [
+            json!({"op": "replace", "path": format!("{container}/image"), "value": ours()}),
+            json!({"op": "add", "path": format!("{container}/args/-"), "value": "--format=text"}),
+        ]
+    };
+    assert_eq!(patch, json!([written(2), written(3)].concat()));
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let mut after = before;
+    for index in [2, 3] {
+        let container = &mut after["spec"]["containers"][index];
+        container["image"] = ours().into();
+        container["args"].as_array_mut().unwrap().push("--format=text".into());
+    }
+    assert_eq!(images.decide(&after, Format::Text), Decision::Untouched, "asked again");
 }
 
 #[test]
 fn no_image_is_exchanged_unless_the_command_line_names_one() {
-    assert_eq!(options().native_images.decide(&native_pod()), Decision::Untouched);
+    assert_eq!(options().native_images.decide(&native_pod(), Format::Binary), Decision::Untouched);
     assert_eq!(images(&[], &[]).unwrap(), NativeImages::default());
 }
 
 #[test]
 fn what_is_not_hypershifts_plugin_stays_as_it_is() {
     let images = images(&[("azure", &ours())], &[]).unwrap();
-    assert_eq!(images.decide(&pod()), Decision::Untouched);
+    assert_eq!(images.decide(&pod(), Format::Binary), Decision::Untouched);
     for change in [
         |pod: &mut Value| pod["metadata"]["annotations"][decide::MIRROR] = "x".into(),
         |pod: &mut Value| pod["spec"]["containers"] = Value::Null,
@@ -89,11 +116,13 @@ fn what_is_not_hypershifts_plugin_stays_as_it_is() {
     ] {
         let mut other = native_pod();
         change(&mut other);
-        assert_eq!(images.decide(&other), Decision::Untouched, "{other}");
+        assert_eq!(images.decide(&other, Format::Binary), Decision::Untouched, "{other}");
     }
     let mut commanded = native_pod();
     commanded["spec"]["containers"][2]["command"] = json!(["/usr/bin/kubernetes-kms"]);
-    let Decision::Changed { patch, warnings } = images.decide(&commanded) else { panic!() };
+    let Decision::Changed { patch, warnings } = images.decide(&commanded, Format::Binary) else {
+        panic!()
+    };
     assert_eq!(patch.as_array().unwrap().len(), 1, "the other one alone");
     assert!(warnings[0].contains("azure-kms-provider-active"), "{warnings:?}");
 }
@@ -124,7 +153,7 @@ async fn a_review_of_an_image_is_answered_before_any_secret_encryption_is_known(
     let native_images = images(&[("azure", &ours())], &[]).unwrap();
     let webhook = Webhook::new(Shelf::whole(), Options { native_images, ..options() });
     let question = review(&native_pod()).to_string().into();
-    let (status, answer) = body_of(webhook.review_native(question).await).await;
+    let (status, answer) = body_of(webhook.review_native(question, Format::Binary).await).await;
     assert_eq!((status, &answer["response"]["allowed"]), (200, &json!(true)));
     let patch = answer["response"]["patch"].as_str().unwrap();
     let patch = base64::engine::general_purpose::STANDARD.decode(patch).unwrap();
@@ -132,6 +161,7 @@ async fn a_review_of_an_image_is_answered_before_any_secret_encryption_is_known(
     assert_eq!(patch[0]["path"], "/spec/containers/2/image");
     let mut changed = review(&native_pod());
     changed["request"]["operation"] = "UPDATE".into();
-    let (_, answer) = body_of(webhook.review_native(changed.to_string().into()).await).await;
+    let (_, answer) =
+        body_of(webhook.review_native(changed.to_string().into(), Format::Binary).await).await;
     assert!(answer["response"]["patch"].is_null() && answer["response"]["allowed"] == true);
 }

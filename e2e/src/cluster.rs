@@ -329,7 +329,12 @@ impl Cluster {
 
     /// Lets pods reach what listens on loopback of this host.
     pub async fn expose(&self, to: SocketAddr) -> Result<Exposed> {
-        Exposed::start(self.ground.addresses().host(), to).await
+        self.expose_at(0, to).await
+    }
+
+    /// The same at a port that pods expect it at.
+    pub async fn expose_at(&self, port: u16, to: SocketAddr) -> Result<Exposed> {
+        Exposed::start((self.ground.addresses().host(), port), to).await
     }
 
     /// All its processes; those of the node as they are seen from here.

@@ -156,9 +156,20 @@ impl Answer {
 impl<S: Service> Fake<S> {
     /// Starts it on loopback, in TLS; its CA is written into the scratch directory.
     pub async fn start(scratch: &Scratch, name: &str, service: S) -> Result<Self> {
+        Self::start_as(scratch, name, &[], service).await
+    }
+
+    /// The same for those who find it under the names of the vendor's hosts.
+    pub async fn start_as(
+        scratch: &Scratch,
+        name: &str,
+        hosts: &[&str],
+        service: S,
+    ) -> Result<Self> {
         let dir = scratch.subdir(name)?;
         let authority = Authority::new(name)?;
-        let certificate = authority.server(&dir, name)?;
+        let names = [&["localhost", "127.0.0.1", name], hosts].concat();
+        let certificate = authority.peer(&dir, name, &names)?;
         let listener = TcpListener::bind("127.0.0.1:0").await.context("no port for a fake")?;
         let plain = listener.local_addr()?;
         let gateway = Gateway::tls(plain, &certificate).await?;

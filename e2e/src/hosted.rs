@@ -184,6 +184,19 @@ impl Hosted {
         manifests::bare(&self.namespace)
     }
 
+    /// The same with one pod, which ends quickly: where it is not about roll-outs.
+    pub fn bare_alone(&self) -> Value {
+        let mut deployment = self.bare();
+        deployment["spec"]["replicas"] = 1.into();
+        let args = deployment.pointer_mut("/spec/template/spec/containers/0/args");
+        for flag in args.and_then(Value::as_array_mut).into_iter().flatten() {
+            if flag.as_str().is_some_and(|flag| flag.starts_with("--shutdown-delay-duration=")) {
+                *flag = "--shutdown-delay-duration=1s".into();
+            }
+        }
+        deployment
+    }
+
     /// Applies a Deployment of kube-apiserver, and waits until it is rolled out.
     pub async fn roll_out_as(&self, deployment: &Value) -> Result<Vec<Pod>> {
         self.cluster.client().apply(deployment).await?;

@@ -14,8 +14,8 @@ pub struct Exposed {
 }
 
 impl Exposed {
-    pub(super) async fn start(ip: Ipv4Addr, to: SocketAddr) -> Result<Self> {
-        let listener = TcpListener::bind((ip, 0)).await.context("cannot listen for pods")?;
+    pub(super) async fn start(at: (Ipv4Addr, u16), to: SocketAddr) -> Result<Self> {
+        let listener = TcpListener::bind(at).await.context("cannot listen for pods")?;
         let address = listener.local_addr()?;
         let task = tokio::spawn(async move {
             while let Ok((mut near, _)) = listener.accept().await {

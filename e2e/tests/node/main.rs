@@ -32,6 +32,7 @@ mod full {
     mod hosted {
         mod cluster;
         mod hosted_native;
+        mod hosted_vendors;
     }
 
     mod managed {

@@ -22,7 +22,7 @@ async fn a_hosted_control_plane_is_encrypted_by_injected_sidecars_and_lives_on_w
     hosted.put_secret("kms-creds", &[("credentials", CREDENTIALS.to_owned())]).await.unwrap();
     let arn = hosted.moto.owner().create_key().await.unwrap();
     let desk = Desk::new().unwrap();
-    let plain = bare(&hosted);
+    let plain = hosted.bare_alone();
     hosted.roll_out_as(&plain).await.unwrap();
     hosted.wait_usable().await.unwrap();
     let scene = Scene { hosted, desk, arn };
@@ -33,19 +33,6 @@ async fn a_hosted_control_plane_is_encrypted_by_injected_sidecars_and_lives_on_w
     ours_take_their_place(&scene).await.unwrap();
     a_provider_that_was_taken_over_gets_nothing_of_the_others(&scene).await.unwrap();
     without_sidecars_everything_is_in_clear_and_read(&scene, &plain).await.unwrap();
-}
-
-/// One pod, which ends quickly: the promise is not about roll-outs.
-fn bare(hosted: &Hosted) -> Value {
-    let mut deployment = hosted.bare();
-    deployment["spec"]["replicas"] = 1.into();
-    let args = deployment.pointer_mut("/spec/template/spec/containers/0/args").unwrap();
-    for flag in args.as_array_mut().unwrap() {
-        if flag.as_str().unwrap().starts_with("--shutdown-delay-duration=") {
-            *flag = "--shutdown-delay-duration=1s".into();
-        }
-    }
-    deployment
 }
 
 async fn hypershifts_sidecars_encrypt(scene: &Scene, plain: &Value) -> Result<()> {

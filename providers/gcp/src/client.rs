@@ -26,14 +26,21 @@ use crate::dropin::adc::{Login, named_files};
 /// For how long a refused login is not repeated: what is wrong may be mended at Google.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Clients in use, by the hash of what they are made of.
-static CLIENTS: Shared<[u8; 32], Client> = Shared::new();
+/// Accounts in use, by the hash of what they are made of.
+static ACCOUNTS: Shared<[u8; 32], Account> = Shared::new();
 
 /// Keys with the same endpoint and the same credentials share one: its connections and its token.
-pub(crate) struct Client {
+pub(crate) struct Account {
     http: Http,
     pub(crate) address: Address,
     pub(crate) lease: Lease<Login>,
+}
+
+/// What one key asks with.
+pub(crate) struct Client {
+    /// The connections of the account, with a limit of its own: a key that hangs slows no other.
+    http: Http,
+    pub(crate) account: Arc<Account>,
 }
 
 /// Borrowed from the answer, which is wiped. Numbers of 64 bits are texts.
@@ -49,16 +56,16 @@ struct Answered<'a> {
     verified_additional_authenticated_data_crc32c: bool,
 }
 
-impl Client {
-    /// The client of this configuration, which may be in use already.
-    pub(crate) fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
+impl Account {
+    /// The account of this configuration, which may be in use already.
+    fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
         let bundle = &config.settings.ca_file;
         let mut paths = [config.files(), named_files(config, files)].concat();
         paths.retain(|path| Some(path) != bundle.as_ref());
         let credential = fingerprint(&format!("{:?}", config.credentials), &paths, files);
         let address = config.endpoint().map_err(|why| Error::new(Kind::Config, why))?;
         let to = format!("{credential:?}{address}{}", config.settings.allow_plaintext);
-        CLIENTS.get(fingerprint(&to, bundle.as_slice(), files), || {
+        ACCOUNTS.get(fingerprint(&to, bundle.as_slice(), files), || {
             let (how, setting) = (Unusable::Refuse, "settings.caFile");
             let trust = Trust::new(bundle.as_deref(), how, None, files, setting)?;
             let http = Http::new(&trust, Proxy::new(None), Limits::default());
@@ -66,6 +73,13 @@ impl Client {
             let login = Login::new(config, files, &http.separate())?;
             Ok(Self { http, address, lease: Lease::new(login, credential, PAUSE) })
         })
+    }
+}
+
+impl Client {
+    pub(crate) fn new(config: &Config, files: &Files) -> Result<Self, Error> {
+        let account = Account::shared(config, files)?;
+        Ok(Self { http: account.http.separate(), account })
     }
 
     /// What there is under the name of a key.
@@ -118,13 +132,13 @@ impl Client {
             request = Request { method: Method::POST, body, ..request };
             request.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        request.headers.extend(self.lease.source().headers.clone());
-        let Self { http, address, lease } = self;
+        let Account { address, lease, .. } = &*self.account;
+        request.headers.extend(lease.source().headers.clone());
         let refuses = |answer: &Answer| answer.status == StatusCode::UNAUTHORIZED;
         // What encrypts and decrypts is repeated by core.
         let answer = match request.method == Method::POST {
-            true => lease.attempt(http, address, request, deadline, refuses).await?,
-            false => lease.ask(http, address, request, deadline, refuses).await?,
+            true => lease.attempt(&self.http, address, request, deadline, refuses).await?,
+            false => lease.ask(&self.http, address, request, deadline, refuses).await?,
         };
         if answer.status.is_success() {
             Ok(answer.body)

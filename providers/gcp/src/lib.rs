@@ -31,7 +31,7 @@ mod tests;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -43,7 +43,7 @@ use tokio::time::Instant;
 
 pub use config::Config;
 
-use client::Client;
+use client::{Account, Client};
 use codes::odd;
 use dropin::name::{Named, number, version_of};
 
@@ -55,7 +55,7 @@ const OTHER: &str = "serve that one too, or name it in settings.alsoReads if the
 
 /// One key of Cloud KMS.
 pub struct Gcp {
-    client: Arc<Client>,
+    client: Client,
     key: String,
     scope: String,
     settings: config::Settings,
@@ -83,7 +83,7 @@ impl Provider for Gcp {
     async fn connect(config: &Config, files: &Files, _: Option<&Self>) -> Result<Self, Error> {
         let key = config.kek.key.clone();
         let key = key.ok_or_else(|| Error::new(Kind::Config, "kek.key is not set"))?;
-        let (client, scope) = (Client::shared(config, files)?, scope(&[&key]));
+        let (client, scope) = (Client::new(config, files)?, scope(&[&key]));
         let (settings, destroyed) = (config.settings.clone(), Mutex::default());
         Ok(Self { client, key, scope, settings, destroyed })
     }
@@ -143,7 +143,7 @@ impl Provider for Gcp {
     }
 
     fn expiry(&self) -> Option<SystemTime> {
-        self.client.lease.expiry()
+        self.client.account.lease.expiry()
     }
 
     fn deletion(&self) -> Deletion {
@@ -152,7 +152,7 @@ impl Provider for Gcp {
     }
 
     fn note(&self) -> Option<String> {
-        let Client { address, lease, .. } = &*self.client;
+        let Account { address, lease, .. } = &*self.client.account;
         Some(format!("{} at {address} as {}", self.key, lease.source().name))
     }
 }

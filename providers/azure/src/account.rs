@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use http::header;
-use sidekey_core::tls::Unusable;
 use sidekey_core::{Digest, Error, Files, Kind, jitter, sha256};
 use sidekey_rest::{Answer, Http, Lease, Limits, Proxy, Shared, Trust, tls};
 use tokio::time::{Instant, sleep_until};
@@ -98,12 +97,11 @@ impl Account {
 
 /// Connections that trust what `config` says, shared with every account that trusts the same.
 fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
-    let path = config.settings.ca_file.as_deref();
-    let bundle = path.map(|path| files.secret(path)).transpose()?;
+    let set = config.settings.ca_file.as_deref();
+    let bundle = tls::bundle(set).map(|path| files.secret(&path)).transpose()?;
     let bundle = bundle.map(|bundle| sha256(bundle.expose()));
     CONNECTIONS.get((bundle, config.settings.proxy.clone()), || {
-        let unusable = path.map_or(Unusable::Refuse, tls::unusable);
-        let trust = Trust::new(path, unusable, None, files, "settings.caFile")?;
+        let trust = Trust::of_settings(set, files, "settings.caFile")?;
         let limits = Limits { answer: MAX_ANSWER, ..Limits::default() };
         Ok(Http::new(&trust, Proxy::new(config.settings.proxy.as_deref()), limits))
     })

@@ -12,10 +12,9 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
-use sidekey_core::tls::Unusable;
 use sidekey_core::{Error, Files, Kind, Secret};
 use sidekey_rest::{Address, Answer, Http, Lease, Limits, Proxy, Request, Shared, Trust};
-use sidekey_rest::{crc32c, fingerprint, json, read};
+use sidekey_rest::{crc32c, fingerprint, json, read, tls};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
@@ -59,15 +58,15 @@ struct Answered<'a> {
 impl Account {
     /// The account of this configuration, which may be in use already.
     fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
-        let bundle = &config.settings.ca_file;
+        let set = config.settings.ca_file.as_deref();
+        let bundle = tls::bundle(set);
         let mut paths = [config.files(), named_files(config, files)].concat();
         paths.retain(|path| Some(path) != bundle.as_ref());
         let credential = fingerprint(&format!("{:?}", config.credentials), &paths, files);
         let address = config.endpoint().map_err(|why| Error::new(Kind::Config, why))?;
         let to = format!("{credential:?}{address}{}", config.settings.allow_plaintext);
         ACCOUNTS.get(fingerprint(&to, bundle.as_slice(), files), || {
-            let (how, setting) = (Unusable::Refuse, "settings.caFile");
-            let trust = Trust::new(bundle.as_deref(), how, None, files, setting)?;
+            let trust = Trust::of_settings(set, files, "settings.caFile")?;
             let http = Http::new(&trust, Proxy::new(None), Limits::default());
             // What is asked for a token has turns of its own.
             let login = Login::new(config, files, &http.separate())?;

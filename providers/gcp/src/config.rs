@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use sidekey_core::config::Problems;
-use sidekey_rest::Address;
 use sidekey_rest::files::check_absolute;
+use sidekey_rest::{Address, tls};
 
 use crate::dropin::adc;
 use crate::dropin::data::{self, PluginFormat};
@@ -78,7 +78,7 @@ impl Config {
 
     /// The files that a client is made of, but for those that they name in turn.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let (ca, gce) = (self.settings.ca_file.clone(), self.credentials.gce_config.clone());
-        [ca, gce, adc::file(&self.credentials)].into_iter().flatten().collect()
+        let bundle = tls::bundle(self.settings.ca_file.as_deref());
+        [bundle, self.credentials.gce_config.clone(), adc::file(&self.credentials)].into_iter().flatten().collect()
     }
 }

@@ -18,8 +18,8 @@
 //! description then decides; while the two differ, the announced version is asked for by its number.
 //!
 //! # No crate of Google's
-//! google-cloud-kms takes no other HTTP client and trusts by the system's store, which our images do
-//! not have. These are three calls, over [`sidekey_rest`].
+//! google-cloud-kms takes no other HTTP client, and so trusts by the system's store alone. These are
+//! three calls, over [`sidekey_rest`].
 
 mod client;
 mod codes;

@@ -7,13 +7,11 @@ use http::Uri;
 use http::header::HeaderValue;
 use serde::Deserialize;
 use sidekey_core::config::Problems;
-use sidekey_core::tls::Unusable;
 use sidekey_core::{Error, Files, Kind, Secret};
 use sidekey_rest::codes::Code;
 use sidekey_rest::files::{check_absolute, one_line};
 use sidekey_rest::oauth::{Field, Form, TokenEndpoint};
-use sidekey_rest::tls::{system_bundle, unusable};
-use sidekey_rest::{Address, Http, Trust};
+use sidekey_rest::{Address, Http, Trust, tls};
 
 use crate::dropin::given::given;
 use crate::dropin::older::OlderKek;
@@ -88,7 +86,7 @@ impl Config {
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let Credentials { api_key_file, token_file, .. } = &self.credentials;
         let files = [api_key_file, token_file].into_iter().flatten().cloned();
-        files.chain(self.bundle()).collect()
+        files.chain(tls::bundle(self.settings.ca_file.as_deref())).collect()
     }
 
     /// The key that encrypts.
@@ -141,13 +139,7 @@ impl Config {
 
     /// How servers are trusted.
     pub(crate) fn trust(&self, files: &Files) -> Result<Trust, Error> {
-        let bundle = self.bundle();
-        let skips = bundle.as_deref().map_or(Unusable::Refuse, unusable);
-        Trust::new(bundle.as_deref(), skips, None, files, "settings.caFile")
-    }
-
-    fn bundle(&self) -> Option<PathBuf> {
-        self.settings.ca_file.clone().or_else(system_bundle)
+        Trust::of_settings(self.settings.ca_file.as_deref(), files, "settings.caFile")
     }
 }
 

@@ -77,6 +77,19 @@ async fn every_way_to_log_in_works() {
 }
 
 #[tokio::test]
+async fn without_a_bundle_in_the_settings_the_one_of_the_environment_is_trusted() {
+    let stage = Stage::new("bundle").await;
+    let mut key = stage.key(1, &stage.by_secret());
+    key["settings"].as_object_mut().unwrap().remove("caFile");
+    let config = stage.write("azure.yaml", &calm(&[key]).to_string());
+    let arguments = ["--config".to_owned(), config.display().to_string()];
+    let ca = stage.fake.ca().display().to_string();
+    let mut served = stage.launch(&arguments, &[("SSL_CERT_FILE", &ca)]).await;
+    served.wait_ok().await;
+    served.round_trip().await;
+}
+
+#[tokio::test]
 async fn azure_json_is_read_as_the_replaced_plugins_read_it() {
     let stage = Stage::new("azure-json").await;
     let token = known(&stage);

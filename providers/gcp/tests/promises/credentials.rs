@@ -104,6 +104,16 @@ async fn the_file_that_googles_variable_names_is_taken_and_watched() {
 }
 
 #[tokio::test]
+async fn without_a_bundle_in_the_settings_the_one_of_the_environment_is_trusted() {
+    let stage = Stage::new("bundle").await;
+    let mut key = stage.key(1, &stage.backend.key);
+    key["settings"].as_object_mut().unwrap().remove("caFile");
+    let ca = stage.fake().ca().display().to_string();
+    let served = stage.serve_document(&quick(&[key]), &[("SSL_CERT_FILE", &ca)]).await;
+    served.round_trip().await;
+}
+
+#[tokio::test]
 async fn a_right_that_was_taken_away_is_told_and_what_it_takes() {
     let stage = Stage::new("rights").await;
     let mut served = stage.serve().await;

@@ -67,7 +67,7 @@ pub(crate) fn refused(deed: &Deed, answer: &Answer) -> Error {
     let outer = error.code.as_deref();
     let known = |code: &&str| CODES.iter().any(|line| line.code.split('|').any(|one| one == *code));
     let inner = error.inner.code.as_deref().filter(known);
-    let explained = refusal(inner.or(outer)).explain(CODES);
+    let explained = refusal(inner.or(outer)).explain_of("Key Vault", CODES);
     if answer.status.as_u16() == 401 { explained.after_reload() } else { explained }
 }
 

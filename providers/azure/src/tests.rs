@@ -213,3 +213,18 @@ async fn what_key_vault_says_is_told_by_its_code_with_what_to_do() {
         assert!(!error.report().contains("eyJ"), "{}", error.report());
     }
 }
+
+#[tokio::test]
+async fn a_refusal_that_is_not_key_vaults_may_pass() {
+    let setup = Setup::new().await;
+    let azure = setup.connect("portal").await.unwrap();
+    let key_id = azure.key_id().await.unwrap();
+    for body in ["<html>Please log in to the network</html>", "", r#"{"error": "forbidden"}"#] {
+        for status in [401, 403] {
+            setup.fake.answer(Reply { body: body.into(), ..Reply::json(status, &json!({})) });
+            let error = azure.encrypt(&key_id, b"plain", &call()).await.unwrap_err();
+            assert_eq!(error.kind(), Kind::Unavailable, "{}", error.report());
+            assert!(error.report().contains("not Key Vault that says so"), "{}", error.report());
+        }
+    }
+}

@@ -37,7 +37,7 @@ pub(crate) fn refused(action: &str, object: &str, answer: &Answer) -> Error {
     let reason = reason.map_or_else(String::new, |reason| format!("/{reason}"));
     let code = error["status"].as_str().map(|status| format!("{status}{reason}"));
     let (status, text) = (answer.status.as_u16(), error["message"].as_str().unwrap_or_default());
-    Refusal { action, object, status, code: code.as_deref(), text }.explain(CODES)
+    Refusal { action, object, status, code: code.as_deref(), text }.explain_of("Google", CODES)
 }
 
 /// An answer that makes no sense may pass: it was altered on the way, or a proxy has given it.
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn what_google_did_not_say_may_pass() {
-        for status in [302, 400, 404, 418, 502] {
+        for status in [302, 400, 401, 403, 404, 418, 502] {
             let error = explained("encrypt", status, &json!("<html>not found</html>"));
             assert!(error.kind().is_transient(), "{status}: {}", error.report());
         }

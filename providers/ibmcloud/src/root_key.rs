@@ -179,8 +179,10 @@ impl RootKey {
         let reason = &said["reasons"][0];
         let text = reason["message"].as_str().or_else(|| said["errorMsg"].as_str());
         let (object, status) = (self.id.as_str(), answer.status.as_u16());
-        let (code, text) = (reason["code"].as_str(), text.unwrap_or_default());
-        Err(Refusal { action, object, status, code, text }.explain(&CODES))
+        // In its own form it is its own also without a reason.
+        let code = reason["code"].as_str().or(text.map(|_| "no code"));
+        let refusal = Refusal { action, object, status, code, text: text.unwrap_or_default() };
+        Err(refusal.explain_of("Key Protect", &CODES))
     }
 
     /// What cannot be read back must not be written.

@@ -104,6 +104,25 @@ async fn the_file_that_googles_variable_names_is_taken_and_watched() {
 }
 
 #[tokio::test]
+async fn the_file_that_gcloud_writes_is_found_and_watched() {
+    let stage = Stage::new("gcloud").await;
+    let mut key = stage.key(1, &stage.backend.key);
+    key["credentials"] = json!({});
+    let dir = stage.path(".config/gcloud");
+    std::fs::create_dir_all(&dir).unwrap();
+    let file = dir.join("application_default_credentials.json");
+    std::fs::copy(&stage.backend.credentials, &file).unwrap();
+    // The binary's HOME is the directory of the test.
+    let mut served = stage.serve_document(&quick(&[key]), &[]).await;
+    served.round_trip().await;
+    let account = stage.fake().service().tokens.user(ACCOUNT, &stage.fake().url());
+    stage.write(&file, &account.to_string());
+    served.logs("new files or settings are in use", 1).await;
+    served.round_trip().await;
+    assert_eq!(stage.fake().calls("metadata"), 0);
+}
+
+#[tokio::test]
 async fn without_a_bundle_in_the_settings_the_one_of_the_environment_is_trusted() {
     let stage = Stage::new("bundle").await;
     let mut key = stage.key(1, &stage.backend.key);

@@ -50,12 +50,16 @@ impl Setup {
     }
 
     async fn connect(&self, secret: &str) -> Result<Azure, Error> {
+        self.connect_to(HOST, secret).await
+    }
+
+    async fn connect_to(&self, host: &str, secret: &str) -> Result<Azure, Error> {
         let file = self.dir.path().join("secret");
         std::fs::write(&file, secret).unwrap();
         let ca = self.fake.write_ca(self.dir.path()).unwrap();
         let url = self.fake.url();
         let document = json!({
-            "kek": {"vault": format!("https://{HOST}"), "key": "etcd"},
+            "kek": {"vault": format!("https://{host}"), "key": "etcd"},
             "settings": {"endpoint": url, "authority": url, "caFile": ca},
             "credentials": {"tenantId": "t", "clientId": "c", "clientSecretFile": file},
         });
@@ -227,4 +231,29 @@ async fn a_refusal_that_is_not_key_vaults_may_pass() {
             assert!(error.report().contains("not Key Vault that says so"), "{}", error.report());
         }
     }
+}
+
+#[tokio::test]
+async fn a_vault_that_asks_to_be_left_alone_is_left_alone_by_all_keys_whoever_they_are() {
+    const BUSY: &str = "busy-test.vault.azure.net";
+    let answer = |seen: &Seen| {
+        let text = String::from_utf8(sound(seen).body.to_vec()).unwrap().replace(HOST, BUSY);
+        Reply { body: text.into(), ..sound(seen) }
+    };
+    let setup = Setup { fake: Fake::https(answer).await, dir: tempfile::tempdir().unwrap() };
+    let one = setup.connect_to(BUSY, "busy-one").await.unwrap();
+    let two = setup.connect_to(BUSY, "busy-two").await.unwrap();
+    let key_id = one.key_id().await.unwrap();
+    let busy = json!({"error": {"code": "Throttled", "message": "too many"}});
+    setup.fake.answer(Reply::json(429, &busy).with("retry-after", "50"));
+    assert_eq!(one.encrypt(&key_id, b"plain", &call()).await.unwrap_err().kind(), Kind::Throttled);
+    let before = setup.fake.seen().len();
+    for azure in [&one, &two] {
+        let error = azure.encrypt(&key_id, b"plain", &call()).await.unwrap_err();
+        assert!(error.kind() == Kind::Throttled && error.is_final(), "{}", error.report());
+    }
+    assert_eq!(setup.fake.seen().len(), before, "nobody calls it");
+    // Another vault is not concerned.
+    let other = setup.connect("busy-other").await;
+    assert_eq!(other.err().map(|error| error.kind()), Some(Kind::Unavailable), "it was asked");
 }

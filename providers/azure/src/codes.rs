@@ -64,10 +64,9 @@ pub(crate) fn refused(deed: &Deed, answer: &Answer) -> Error {
         code,
         text: &error.message,
     };
-    let outer = error.code.as_deref();
-    let known = |code: &&str| CODES.iter().any(|line| line.code.split('|').any(|one| one == *code));
-    let inner = error.inner.code.as_deref().filter(known);
-    let explained = refusal(inner.or(outer)).explain_of("Key Vault", CODES);
+    let inner = refusal(error.inner.code.as_deref());
+    let said = if inner.is_known(CODES) { inner } else { refusal(error.code.as_deref()) };
+    let explained = said.explain_of("Key Vault", CODES);
     if answer.status.as_u16() == 401 { explained.after_reload() } else { explained }
 }
 

@@ -195,6 +195,7 @@ async fn what_key_vault_says_is_told_by_its_code_with_what_to_do() {
         (403, "Forbidden", Some("KeyDisabled"), Kind::KeyState),
         (403, "Forbidden", Some("ForbiddenByRbac"), Kind::Denied),
         (403, "Forbidden", Some("ForbiddenByFirewall"), Kind::Denied),
+        (403, "Forbidden", Some("ForbiddenByNetworkSecurityPerimeter"), Kind::Denied),
         (403, "Forbidden", Some("SomethingNew"), Kind::Denied),
         (404, "KeyNotFound", None, Kind::KeyState),
         (409, "Conflict", Some("ObjectIsDeletedButRecoverable"), Kind::KeyState),
@@ -215,6 +216,8 @@ async fn what_key_vault_says_is_told_by_its_code_with_what_to_do() {
             error.report().contains("keys/decrypt on https://unit-test.vault.azure.net/keys/etcd/")
         );
         assert!(!error.report().contains("eyJ"), "{}", error.report());
+        let network = inner.is_some_and(|inner| inner.contains("Firewall") || inner.contains("Network"));
+        assert_eq!(error.report().contains("firewall"), network, "{}", error.report());
     }
 }
 

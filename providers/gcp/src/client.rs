@@ -134,11 +134,7 @@ impl Client {
         let Account { address, lease, .. } = &*self.account;
         request.headers.extend(lease.source().headers.clone());
         let refuses = |answer: &Answer| answer.status == StatusCode::UNAUTHORIZED;
-        // What encrypts and decrypts is repeated by core.
-        let answer = match request.method == Method::POST {
-            true => lease.attempt(&self.http, address, request, deadline, refuses).await?,
-            false => lease.ask(&self.http, address, request, deadline, refuses).await?,
-        };
+        let answer = lease.ask(&self.http, address, request, deadline, refuses).await?;
         if answer.status.is_success() {
             Ok(answer.body)
         } else {

@@ -170,8 +170,8 @@ impl RootKey {
         if let Ok(uid) = HeaderValue::from_str(call.uid) {
             request.headers.entry(CORRELATION).or_insert(uid);
         }
-        let (http, address, again) = (&self.http, &self.address, request.method == Method::POST);
-        let answer = self.session.ask(http, address, request, call.deadline, again).await?;
+        let (lease, http) = (&self.session.lease, &self.http);
+        let answer = lease.ask(http, &self.address, request, call.deadline, refuses_token).await?;
         if answer.status.is_success() {
             return Ok(answer.body);
         }
@@ -198,7 +198,7 @@ impl RootKey {
 }
 
 /// Whether an answer says that the token was not good enough; the rights may be missing as well.
-pub(crate) fn refuses_token(answer: &Answer) -> bool {
+fn refuses_token(answer: &Answer) -> bool {
     answer.status.as_u16() == 401
         || (answer.status.is_client_error() && refused(answer)["reasons"][0]["code"] == BAD_TOKEN)
 }

@@ -30,7 +30,7 @@ pub struct Azure {
     tokens: BTreeMap<String, Token>,
     assertions: BTreeSet<String>,
     life: Duration,
-    throttled: u32,
+    throttled: (u32, Duration),
 }
 
 /// An application or a managed identity.
@@ -62,7 +62,7 @@ impl Azure {
             tokens: BTreeMap::new(),
             assertions: BTreeSet::new(),
             life: Duration::from_secs(3600),
-            throttled: 0,
+            throttled: (0, Duration::ZERO),
         }
     }
 
@@ -143,9 +143,9 @@ impl Azure {
         self.tokens.clear();
     }
 
-    /// Answers the next calls of the vault with 429.
-    pub fn throttle(&mut self, calls: u32) {
-        self.throttled = calls;
+    /// Answers the next calls of the vault with 429, and asks to be left alone for so long.
+    pub fn throttle(&mut self, calls: u32, pause: Duration) {
+        self.throttled = (calls, pause);
     }
 
     fn client(&mut self, client: &str) -> &mut Client {

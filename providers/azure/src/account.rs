@@ -1,12 +1,10 @@
-//! What keys of one vault and one identity share: connections, the token, and how long the vault
-//! wants to be left alone.
+//! What keys of one vault and one identity share: connections and the token; and, whoever they are,
+//! how long the vault wants to be left alone.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use http::header;
-use sidekey_core::tls::Unusable;
-use sidekey_core::{Digest, Error, Files, Kind, jitter, sha256};
+use sidekey_core::{Digest, Error, Files, Kind, sha256};
 use sidekey_rest::{Answer, Http, Lease, Limits, Proxy, Shared, Trust, tls};
 use tokio::time::{Instant, sleep_until};
 
@@ -18,11 +16,11 @@ use crate::identity::{Entra, Identity};
 pub(crate) const PAUSE: Duration = Duration::from_secs(60);
 /// More than Key Vault ever answers.
 const MAX_ANSWER: usize = 256 * 1024;
-/// Longer than Key Vault ever asks for; what asks for more is no Key Vault.
-const LONGEST: Duration = Duration::from_secs(60);
 
 /// What an account is made of: where everything is, and the digest of all files.
 type Making = (Place, Settings, Credentials, Digest);
+/// Until when a vault wants to be left alone.
+type Pause = Mutex<Option<Instant>>;
 /// What connections are made of: the hash of the CA bundle, the proxy.
 type Ways = (Option<[u8; 32]>, Option<String>);
 
@@ -30,6 +28,8 @@ type Ways = (Option<[u8; 32]>, Option<String>);
 static ACCOUNTS: Shared<Making, Account> = Shared::new();
 /// The connections in use: they outlive the credentials.
 static CONNECTIONS: Shared<Ways, Http> = Shared::new();
+/// The pauses of vaults, by their hosts: accounts that differ call the same one.
+static PAUSES: Shared<String, Pause> = Shared::new();
 
 /// What keys share.
 pub(crate) struct Account {
@@ -38,8 +38,7 @@ pub(crate) struct Account {
     pub(crate) lease: Lease<Entra>,
     /// The end of the certificate that we log in with, if we do.
     certified: Option<SystemTime>,
-    /// Until when Key Vault wants to be left alone.
-    pause: Mutex<Option<Instant>>,
+    pause: Arc<Pause>,
 }
 
 impl Account {
@@ -56,7 +55,8 @@ impl Account {
         let identity = Identity::new(config, files)?;
         let certified = identity.login.certified();
         let lease = identity.lease(&place, (*http).clone())?;
-        Ok(Self { http, place, lease, certified, pause: Mutex::default() })
+        let pause = PAUSES.get(place.host.clone(), || Ok::<_, Error>(Pause::default()))?;
+        Ok(Self { http, place, lease, certified, pause })
     }
 
     /// When the certificate that we log in with ends, or the token where there is none.
@@ -82,11 +82,7 @@ impl Account {
 
     /// Takes note of how long Key Vault wants to be left alone.
     pub(crate) fn observe(&self, answer: &Answer) {
-        let after = answer.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
-        let seconds: Option<u64> = after.and_then(|text| text.trim().parse().ok());
-        if let (429 | 503, Some(seconds)) = (answer.status.as_u16(), seconds) {
-            // Never sooner than asked for, give or take what jitter takes.
-            let pause = jitter(Duration::from_secs(seconds).min(LONGEST) * 6 / 5);
+        if let Some(pause) = answer.retry_after() {
             *self.pause() = Some(Instant::now() + pause);
         }
     }
@@ -98,12 +94,11 @@ impl Account {
 
 /// Connections that trust what `config` says, shared with every account that trusts the same.
 fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
-    let path = config.settings.ca_file.as_deref();
-    let bundle = path.map(|path| files.secret(path)).transpose()?;
+    let set = config.settings.ca_file.as_deref();
+    let bundle = tls::bundle(set).map(|path| files.secret(&path)).transpose()?;
     let bundle = bundle.map(|bundle| sha256(bundle.expose()));
     CONNECTIONS.get((bundle, config.settings.proxy.clone()), || {
-        let unusable = path.map_or(Unusable::Refuse, tls::unusable);
-        let trust = Trust::new(path, unusable, None, files, "settings.caFile")?;
+        let trust = Trust::of_settings(set, files, "settings.caFile")?;
         let limits = Limits { answer: MAX_ANSWER, ..Limits::default() };
         Ok(Http::new(&trust, Proxy::new(config.settings.proxy.as_deref()), limits))
     })

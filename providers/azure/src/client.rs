@@ -14,7 +14,6 @@
 //! leave copies of the plaintext behind.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use azure_core::credentials::{AccessToken, TokenCredential, TokenRequestOptions};
@@ -37,7 +36,6 @@ use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use sidekey_core::{Error, Files, Kind};
-use sidekey_rest::lease::Held;
 use sidekey_rest::{Answer, Http, Request, json, read};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
@@ -48,13 +46,10 @@ use crate::config::Config;
 use crate::identity::TARGET;
 use crate::kek::Kek;
 
-/// A token as fresh as this is not replaced: what is refused is refused for another reason.
-const YOUNG: Duration = Duration::from_secs(30);
 const AGENT: &str = concat!("sidekey-azure/", env!("CARGO_PKG_VERSION"));
 /// What the SDK wants to be told; nothing of it is ever used.
 const CHALLENGE: &str = r#"Bearer authorization="https://not.used", resource="https://not.used""#;
 
-type Token = Arc<Held<HeaderValue>>;
 /// A client of one vault, for one key.
 pub(crate) struct Client {
     kms: KeyClient,
@@ -294,33 +289,11 @@ impl Policy for Sender {
 }
 
 impl Sender {
-    /// Asks with our token. If it is refused, it is replaced. What encrypts and decrypts is then
-    /// repeated by core, all else here.
-    async fn ask(&self, deed: &Deed, request: Request) -> Result<Answer, Error> {
-        let lease = &self.account.lease;
+    /// Asks with our token, at the gateway if there is one.
+    async fn ask(&self, deed: &Deed, mut request: Request) -> Result<Answer, Error> {
+        let Account { place, lease, .. } = &*self.account;
         self.account.wait(deed).await?;
-        let token = lease.get(deed.deadline).await?;
-        let mut answer = self.sent(deed, request.clone(), &token).await?;
-        if answer.status == 401 && token.since.elapsed() > YOUNG {
-            let token = lease.replace(&token, deed.deadline).await?;
-            if request.method == Method::POST {
-                let text = "the token was refused, and there is another one now";
-                return Err(Error::new(Kind::Unavailable, text).mended());
-            }
-            answer = self.sent(deed, request, &token).await?;
-        }
-        self.account.observe(&answer);
-        if answer.status == 200 { Ok(answer) } else { Err(codes::refused(deed, &answer)) }
-    }
-
-    async fn sent(
-        &self,
-        deed: &Deed,
-        mut request: Request,
-        token: &Token,
-    ) -> Result<Answer, Error> {
-        let place = &self.account.place;
-        request.headers = headers(&request, token);
+        request.headers = headers(&request);
         let address = match &place.gateway {
             Some(gateway) => {
                 request.path = format!("/{}{}", place.host, request.path);
@@ -334,20 +307,17 @@ impl Sender {
                 &place.endpoint
             }
         };
-        self.http.ask(address, request, deed.deadline).await.map_err(|error| {
-            let text = format!("{} on {}: {error}", deed.action, deed.object);
-            let told = Error::new(error.kind(), text);
-            let hint = error.hint().unwrap_or("check the network to the vault").to_owned();
-            told.with_hint(hint).with_source(error)
-        })
+        let refuses = |answer: &Answer| answer.status == 401;
+        let answer = lease.ask(&self.http, address, request, deed.deadline, refuses).await?;
+        self.account.observe(&answer);
+        if answer.status == 200 { Ok(answer) } else { Err(codes::refused(deed, &answer)) }
     }
 }
 
-fn headers(request: &Request, token: &Token) -> HeaderMap {
+fn headers(request: &Request) -> HeaderMap {
     let fixed = |text: &'static str| HeaderValue::from_static(text);
     let mut headers = HeaderMap::new();
     let mut put = |name: HeaderName, value| drop(headers.insert(name, value));
-    put(header::AUTHORIZATION, token.item.clone());
     put(header::ACCEPT, fixed("application/json"));
     put(header::USER_AGENT, fixed(AGENT));
     if !request.body.is_empty() {

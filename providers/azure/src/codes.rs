@@ -5,13 +5,9 @@
 use serde::Deserialize;
 use sidekey_core::{Error, Kind};
 use sidekey_rest::Answer;
-use sidekey_rest::codes::{Code, Refusal};
+use sidekey_rest::codes::{Code, Refusal, code};
 
 use crate::client::Deed;
-
-const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'static str) -> Code {
-    Code { action, code, kind, hint }
-}
 
 #[rustfmt::skip]
 const CODES: &[Code] = &[
@@ -64,10 +60,9 @@ pub(crate) fn refused(deed: &Deed, answer: &Answer) -> Error {
         code,
         text: &error.message,
     };
-    let outer = error.code.as_deref();
-    let known = |code: &&str| CODES.iter().any(|line| line.code.split('|').any(|one| one == *code));
-    let inner = error.inner.code.as_deref().filter(known);
-    let explained = refusal(inner.or(outer)).explain(CODES);
+    let inner = refusal(error.inner.code.as_deref());
+    let said = if inner.is_known(CODES) { inner } else { refusal(error.code.as_deref()) };
+    let explained = said.explain_of("Key Vault", CODES);
     if answer.status.as_u16() == 401 { explained.after_reload() } else { explained }
 }
 

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use sidekey_core::config::Problems;
 use sidekey_core::{Error, Files, Kind};
 use sidekey_rest::files::check_absolute;
-use sidekey_rest::{Address, Proxy};
+use sidekey_rest::{Address, Proxy, tls};
 
 use crate::cloud::{Base, Cloud};
 use crate::dropin::azure_json::AzureJson;
@@ -106,7 +106,7 @@ impl Config {
     /// The files that a client is made of.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let files = self.credentials.paths().into_iter().filter_map(|(_, path)| path.clone());
-        files.chain(self.settings.ca_file.clone()).collect()
+        files.chain(tls::bundle(self.settings.ca_file.as_deref())).collect()
     }
 
     /// Where everything is.
@@ -213,10 +213,8 @@ impl Settings {
             ("gateway", &self.gateway),
         ];
         for (field, url) in urls {
-            match url.as_deref().map(Address::parse) {
-                Some(Err(why)) => problems.add(field, &why),
-                Some(Ok(address)) => address.check_exposed(field, self.allow_plaintext, problems),
-                None => {}
+            if let Some(url) = url {
+                Address::check(field, url, self.allow_plaintext, problems);
             }
         }
         match self.authority.as_deref().map(Base::parse) {

@@ -107,6 +107,14 @@ mod tests {
     }
 
     #[test]
+    fn our_own_key_id_is_the_one_that_the_readme_shows_and_never_another() {
+        let version = "0123456789abcdef0123456789abcdef";
+        let vector = "azure/23e5bacc79a8d82dcddca268dda94008/0123456789abcdef0123456789abcdef";
+        assert_eq!(kek().key_id(version).unwrap().as_str(), vector);
+        assert!(include_str!("../README.md").contains(vector), "it is documented");
+    }
+
+    #[test]
     fn key_ids_are_read_as_they_are_written_and_those_of_other_keys_are_refused() {
         let key_id = kek().key_id("0123456789abcdef").unwrap();
         assert_eq!(kek().version(&key_id, []).unwrap(), "0123456789abcdef");

@@ -59,7 +59,8 @@ pub struct Azure {
 /// The version that new data is wrapped with, and what is known of it.
 #[derive(Clone, Debug)]
 struct Newest {
-    version: String,
+    /// Unknown to who may neither look nor encrypt: data that is read names its own.
+    version: Option<String>,
     algorithm: Algorithm,
     /// The most that it wraps, if that is known.
     most: Option<usize>,
@@ -94,7 +95,7 @@ impl Provider for Azure {
         let same = previous.filter(|previous| previous.client.kek == client.kek);
         let known = same.map(|previous| previous.newest().clone());
         let found = look(&client, config.kek.version.as_deref(), known.as_ref()).await?;
-        // What is disabled still names the key; who asks for its key_id is told.
+        // What is disabled, or may only decrypt, still reads; who asks for the key_id is told.
         let newest = Newest { fresh: found.1.is_ok(), ..found.0 };
         Ok(Self { config: config.clone(), client, newest: Mutex::new(newest) })
     }
@@ -102,13 +103,12 @@ impl Provider for Azure {
     async fn key_id(&self) -> Result<KeyId, Error> {
         let known = self.newest().clone();
         self.newest().fresh = false;
-        if known.fresh {
-            return self.named(&known.version);
+        if let (true, Some(version)) = (known.fresh, &known.version) {
+            return self.named(version);
         }
         let pinned = self.config.kek.version.as_deref();
-        let (found, state) = look(&self.client, pinned, Some(&known)).await?;
-        state?;
-        let key_id = self.named(&found.version);
+        let (found, version) = look(&self.client, pinned, Some(&known)).await?;
+        let key_id = self.named(&version?);
         *self.newest() = found;
         key_id
     }
@@ -160,7 +160,8 @@ impl Provider for Azure {
     fn note(&self) -> Option<String> {
         let newest = self.newest();
         let why = if newest.told { "" } else { NO_GET };
-        Some(format!("version {} of {}{why}", newest.version, self.client.kek.url(None)))
+        let version = newest.version.as_deref().unwrap_or("unknown");
+        Some(format!("version {version} of {}{why}", self.client.kek.url(None)))
     }
 }
 
@@ -184,7 +185,7 @@ impl Azure {
         let former = self.config.settings.former_versions.iter().map(String::as_str);
         self.client.kek.version(
             key_id,
-            former.chain([newest.as_str()]).chain(self.config.kek.version.as_deref()),
+            former.chain(newest.as_deref()).chain(self.config.kek.version.as_deref()),
         )
     }
 
@@ -244,27 +245,36 @@ fn unsealed() -> Error {
         .with_hint("see whether it is a Managed HSM that answers")
 }
 
-/// What the version is that new data is wrapped with, and why it cannot be if so. `known` is what
-/// was known of it before.
+/// What is known of the version that new data is wrapped with, and that version, or why there is
+/// none. `known` is what was known of it before.
 async fn look(
     client: &Client,
     pinned: Option<&str>,
     known: Option<&Newest>,
-) -> Result<(Newest, Result<(), Error>), Error> {
+) -> Result<(Newest, Result<String, Error>), Error> {
     let deadline = Instant::now() + OWN_TIME;
+    // Rights may be missing; a login that is refused is another matter.
+    let denied = |error: &Error| error.kind() == Kind::Denied && !error.is_lasting();
     let error = match client.describe(pinned, deadline).await {
         Ok(told) => return described(&told, &client.kek, pinned),
-        Err(error) if error.kind() == Kind::Denied && !error.is_lasting() => error,
+        Err(error) if denied(&error) => error,
         Err(error) => return Err(error),
     };
     tracing::warn!(error = %error.report(), "the key is used without being looked at");
     let (algorithm, most) =
         known.map_or((Algorithm::Rsa, None), |known| (known.algorithm, known.most));
-    let version = match pinned {
-        Some(version) => version.to_owned(),
-        None => by_encrypting(client, algorithm, deadline).await?,
+    let found = match pinned {
+        Some(version) => Ok(version.to_owned()),
+        None => by_encrypting(client, algorithm, deadline).await,
     };
-    Ok((Newest { version, algorithm, most, fresh: false, told: false }, Ok(())))
+    let version = match &found {
+        Ok(version) => Some(version.clone()),
+        Err(_) => known.and_then(|known| known.version.clone()),
+    };
+    match found {
+        Err(error) if !denied(&error) => Err(error),
+        found => Ok((Newest { version, algorithm, most, fresh: false, told: false }, found)),
+    }
 }
 
 /// Encrypt tells which version is the newest, too.
@@ -282,7 +292,7 @@ fn described(
     told: &Told,
     kek: &Kek,
     pinned: Option<&str>,
-) -> Result<(Newest, Result<(), Error>), Error> {
+) -> Result<(Newest, Result<String, Error>), Error> {
     let (key, shown) = (&told.key, kek.url(pinned));
     let version =
         kek.answered(&key.kid).filter(|version| pinned.is_none_or(|pinned| pinned == version));
@@ -319,8 +329,9 @@ fn described(
             Err(Error::new(Kind::KeyState, format!("{} is disabled", kek.url(Some(&version))))
                 .with_hint("enable it until all data has been written anew"))
         }
-        _ => Ok(()),
+        _ => Ok(version.clone()),
     };
+    let version = Some(version);
     Ok((Newest { version, algorithm, most, fresh: false, told: true }, state))
 }
 

@@ -50,12 +50,16 @@ impl Setup {
     }
 
     async fn connect(&self, secret: &str) -> Result<Azure, Error> {
+        self.connect_to(HOST, secret).await
+    }
+
+    async fn connect_to(&self, host: &str, secret: &str) -> Result<Azure, Error> {
         let file = self.dir.path().join("secret");
         std::fs::write(&file, secret).unwrap();
         let ca = self.fake.write_ca(self.dir.path()).unwrap();
         let url = self.fake.url();
         let document = json!({
-            "kek": {"vault": format!("https://{HOST}"), "key": "etcd"},
+            "kek": {"vault": format!("https://{host}"), "key": "etcd"},
             "settings": {"endpoint": url, "authority": url, "caFile": ca},
             "credentials": {"tenantId": "t", "clientId": "c", "clientSecretFile": file},
         });
@@ -191,6 +195,7 @@ async fn what_key_vault_says_is_told_by_its_code_with_what_to_do() {
         (403, "Forbidden", Some("KeyDisabled"), Kind::KeyState),
         (403, "Forbidden", Some("ForbiddenByRbac"), Kind::Denied),
         (403, "Forbidden", Some("ForbiddenByFirewall"), Kind::Denied),
+        (403, "Forbidden", Some("ForbiddenByNetworkSecurityPerimeter"), Kind::Denied),
         (403, "Forbidden", Some("SomethingNew"), Kind::Denied),
         (404, "KeyNotFound", None, Kind::KeyState),
         (409, "Conflict", Some("ObjectIsDeletedButRecoverable"), Kind::KeyState),
@@ -211,5 +216,48 @@ async fn what_key_vault_says_is_told_by_its_code_with_what_to_do() {
             error.report().contains("keys/decrypt on https://unit-test.vault.azure.net/keys/etcd/")
         );
         assert!(!error.report().contains("eyJ"), "{}", error.report());
+        let network =
+            inner.is_some_and(|inner| inner.contains("Firewall") || inner.contains("Network"));
+        assert_eq!(error.report().contains("firewall"), network, "{}", error.report());
     }
+}
+
+#[tokio::test]
+async fn a_refusal_that_is_not_key_vaults_may_pass() {
+    let setup = Setup::new().await;
+    let azure = setup.connect("portal").await.unwrap();
+    let key_id = azure.key_id().await.unwrap();
+    for body in ["<html>Please log in to the network</html>", "", r#"{"error": "forbidden"}"#] {
+        for status in [401, 403] {
+            setup.fake.answer(Reply { body: body.into(), ..Reply::json(status, &json!({})) });
+            let error = azure.encrypt(&key_id, b"plain", &call()).await.unwrap_err();
+            assert_eq!(error.kind(), Kind::Unavailable, "{}", error.report());
+            assert!(error.report().contains("not Key Vault that says so"), "{}", error.report());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_vault_that_asks_to_be_left_alone_is_left_alone_by_all_keys_whoever_they_are() {
+    const BUSY: &str = "busy-test.vault.azure.net";
+    let answer = |seen: &Seen| {
+        let text = String::from_utf8(sound(seen).body.to_vec()).unwrap().replace(HOST, BUSY);
+        Reply { body: text.into(), ..sound(seen) }
+    };
+    let setup = Setup { fake: Fake::https(answer).await, dir: tempfile::tempdir().unwrap() };
+    let one = setup.connect_to(BUSY, "busy-one").await.unwrap();
+    let two = setup.connect_to(BUSY, "busy-two").await.unwrap();
+    let key_id = one.key_id().await.unwrap();
+    let busy = json!({"error": {"code": "Throttled", "message": "too many"}});
+    setup.fake.answer(Reply::json(429, &busy).with("retry-after", "50"));
+    assert_eq!(one.encrypt(&key_id, b"plain", &call()).await.unwrap_err().kind(), Kind::Throttled);
+    let before = setup.fake.seen().len();
+    for azure in [&one, &two] {
+        let error = azure.encrypt(&key_id, b"plain", &call()).await.unwrap_err();
+        assert!(error.kind() == Kind::Throttled && error.is_final(), "{}", error.report());
+    }
+    assert_eq!(setup.fake.seen().len(), before, "nobody calls it");
+    // Another vault is not concerned.
+    let other = setup.connect("busy-other").await;
+    assert_eq!(other.err().map(|error| error.kind()), Some(Kind::Unavailable), "it was asked");
 }

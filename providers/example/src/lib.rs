@@ -230,7 +230,7 @@ impl Example {
             code: said.code.as_deref(),
             text: &said.message,
         };
-        Err(refusal.explain(&CODES))
+        Err(refusal.explain_of("Example KMS", &CODES))
     }
 }
 

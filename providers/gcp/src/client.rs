@@ -12,28 +12,34 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
-use sidekey_core::tls::Unusable;
 use sidekey_core::{Error, Files, Kind, Secret};
 use sidekey_rest::{Address, Answer, Http, Lease, Limits, Proxy, Request, Shared, Trust};
-use sidekey_rest::{crc32c, fingerprint, json, read};
+use sidekey_rest::{crc32c, fingerprint, json, read, tls};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
+use crate::adc::{Login, named_files};
 use crate::codes::{odd, refused};
 use crate::config::Config;
-use crate::dropin::adc::{Login, named_files};
 
 /// For how long a refused login is not repeated: what is wrong may be mended at Google.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Clients in use, by the hash of what they are made of.
-static CLIENTS: Shared<[u8; 32], Client> = Shared::new();
+/// Accounts in use, by the hash of what they are made of.
+static ACCOUNTS: Shared<[u8; 32], Account> = Shared::new();
 
 /// Keys with the same endpoint and the same credentials share one: its connections and its token.
-pub(crate) struct Client {
+pub(crate) struct Account {
     http: Http,
     pub(crate) address: Address,
     pub(crate) lease: Lease<Login>,
+}
+
+/// What one key asks with.
+pub(crate) struct Client {
+    /// The connections of the account, with a limit of its own: a key that hangs slows no other.
+    http: Http,
+    pub(crate) account: Arc<Account>,
 }
 
 /// Borrowed from the answer, which is wiped. Numbers of 64 bits are texts.
@@ -49,23 +55,30 @@ struct Answered<'a> {
     verified_additional_authenticated_data_crc32c: bool,
 }
 
-impl Client {
-    /// The client of this configuration, which may be in use already.
-    pub(crate) fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
-        let bundle = &config.settings.ca_file;
+impl Account {
+    /// The account of this configuration, which may be in use already.
+    fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
+        let set = config.settings.ca_file.as_deref();
+        let bundle = tls::bundle(set);
         let mut paths = [config.files(), named_files(config, files)].concat();
         paths.retain(|path| Some(path) != bundle.as_ref());
         let credential = fingerprint(&format!("{:?}", config.credentials), &paths, files);
         let address = config.endpoint().map_err(|why| Error::new(Kind::Config, why))?;
         let to = format!("{credential:?}{address}{}", config.settings.allow_plaintext);
-        CLIENTS.get(fingerprint(&to, bundle.as_slice(), files), || {
-            let (how, setting) = (Unusable::Refuse, "settings.caFile");
-            let trust = Trust::new(bundle.as_deref(), how, None, files, setting)?;
+        ACCOUNTS.get(fingerprint(&to, bundle.as_slice(), files), || {
+            let trust = Trust::of_settings(set, files, "settings.caFile")?;
             let http = Http::new(&trust, Proxy::new(None), Limits::default());
             // What is asked for a token has turns of its own.
             let login = Login::new(config, files, &http.separate())?;
             Ok(Self { http, address, lease: Lease::new(login, credential, PAUSE) })
         })
+    }
+}
+
+impl Client {
+    pub(crate) fn new(config: &Config, files: &Files) -> Result<Self, Error> {
+        let account = Account::shared(config, files)?;
+        Ok(Self { http: account.http.separate(), account })
     }
 
     /// What there is under the name of a key.
@@ -118,14 +131,10 @@ impl Client {
             request = Request { method: Method::POST, body, ..request };
             request.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        request.headers.extend(self.lease.source().headers.clone());
-        let Self { http, address, lease } = self;
+        let Account { address, lease, .. } = &*self.account;
+        request.headers.extend(lease.source().headers.clone());
         let refuses = |answer: &Answer| answer.status == StatusCode::UNAUTHORIZED;
-        // What encrypts and decrypts is repeated by core.
-        let answer = match request.method == Method::POST {
-            true => lease.attempt(http, address, request, deadline, refuses).await?,
-            false => lease.ask(http, address, request, deadline, refuses).await?,
-        };
+        let answer = lease.ask(&self.http, address, request, deadline, refuses).await?;
         if answer.status.is_success() {
             Ok(answer.body)
         } else {

@@ -6,11 +6,7 @@
 use serde_json::Value;
 use sidekey_core::{Error, Kind};
 use sidekey_rest::Answer;
-use sidekey_rest::codes::{Code, Refusal};
-
-const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'static str) -> Code {
-    Code { action, code, kind, hint }
-}
+use sidekey_rest::codes::{Code, Refusal, code};
 
 #[rustfmt::skip]
 const CODES: &[Code] = &[
@@ -37,7 +33,7 @@ pub(crate) fn refused(action: &str, object: &str, answer: &Answer) -> Error {
     let reason = reason.map_or_else(String::new, |reason| format!("/{reason}"));
     let code = error["status"].as_str().map(|status| format!("{status}{reason}"));
     let (status, text) = (answer.status.as_u16(), error["message"].as_str().unwrap_or_default());
-    Refusal { action, object, status, code: code.as_deref(), text }.explain(CODES)
+    Refusal { action, object, status, code: code.as_deref(), text }.explain_of("Google", CODES)
 }
 
 /// An answer that makes no sense may pass: it was altered on the way, or a proxy has given it.
@@ -52,7 +48,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::dropin::adc::IMPERSONATE;
+    use crate::adc::IMPERSONATE;
 
     fn explained(action: &str, status: u16, body: &Value) -> Error {
         let status = StatusCode::from_u16(status).unwrap();
@@ -87,7 +83,7 @@ mod tests {
 
     #[test]
     fn what_google_did_not_say_may_pass() {
-        for status in [302, 400, 404, 418, 502] {
+        for status in [302, 400, 401, 403, 404, 418, 502] {
             let error = explained("encrypt", status, &json!("<html>not found</html>"));
             assert!(error.kind().is_transient(), "{status}: {}", error.report());
         }

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use sidekey_core::config::Problems;
-use sidekey_rest::Address;
 use sidekey_rest::files::check_absolute;
+use sidekey_rest::{Address, tls};
 
-use crate::dropin::adc;
+use crate::adc;
 use crate::dropin::data::{self, PluginFormat};
-use crate::dropin::name::{FORM, Named};
+use crate::name::{FORM, Named};
 
 /// One key of the configuration.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -48,6 +48,12 @@ pub(crate) struct Credentials {
     pub(crate) anonymous: bool,
 }
 
+impl Settings {
+    fn address(&self) -> &str {
+        self.endpoint.as_deref().unwrap_or("https://cloudkms.googleapis.com")
+    }
+}
+
 impl Config {
     /// Every mistake that types cannot express.
     pub(crate) fn check(&self, problems: &mut Problems) {
@@ -58,10 +64,8 @@ impl Config {
             problems.add("kek.key", FORM);
         }
         data::check(self, problems);
-        match self.endpoint() {
-            Err(why) => problems.add("settings.endpoint", &why),
-            Ok(at) => at.check_exposed("settings.endpoint", settings.allow_plaintext, problems),
-        }
+        let allowed = settings.allow_plaintext;
+        Address::check("settings.endpoint", settings.address(), allowed, problems);
         let paths = [
             ("settings.caFile", settings.ca_file.as_deref()),
             ("credentials.file", credentials.file.as_deref()),
@@ -72,13 +76,15 @@ impl Config {
 
     /// Where Cloud KMS is asked.
     pub(crate) fn endpoint(&self) -> Result<Address, String> {
-        let set = self.settings.endpoint.as_deref();
-        Address::parse(set.unwrap_or("https://cloudkms.googleapis.com"))
+        Address::parse(self.settings.address())
     }
 
     /// The files that a client is made of, but for those that they name in turn.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let (ca, gce) = (self.settings.ca_file.clone(), self.credentials.gce_config.clone());
-        [ca, gce, adc::file(&self.credentials)].into_iter().flatten().collect()
+        let bundle = tls::bundle(self.settings.ca_file.as_deref());
+        [bundle, self.credentials.gce_config.clone(), adc::file(&self.credentials)]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }

@@ -18,20 +18,22 @@
 //! description then decides; while the two differ, the announced version is asked for by its number.
 //!
 //! # No crate of Google's
-//! google-cloud-kms takes no other HTTP client and trusts by the system's store, which our images do
-//! not have. These are three calls, over [`sidekey_rest`].
+//! google-cloud-kms takes no other HTTP client, and so trusts by the system's store alone. These are
+//! three calls, over [`sidekey_rest`].
 
+mod adc;
 mod client;
 mod codes;
 mod config;
 mod dropin;
+mod name;
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -43,9 +45,9 @@ use tokio::time::Instant;
 
 pub use config::Config;
 
-use client::Client;
+use client::{Account, Client};
 use codes::odd;
-use dropin::name::{Named, number, version_of};
+use name::{Named, number, version_of};
 
 /// For what no caller waits for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -55,7 +57,7 @@ const OTHER: &str = "serve that one too, or name it in settings.alsoReads if the
 
 /// One key of Cloud KMS.
 pub struct Gcp {
-    client: Arc<Client>,
+    client: Client,
     key: String,
     scope: String,
     settings: config::Settings,
@@ -76,14 +78,14 @@ impl Provider for Gcp {
     }
 
     fn named_files(config: &Config, files: &Files) -> Vec<PathBuf> {
-        dropin::adc::named_files(config, files)
+        adc::named_files(config, files)
     }
 
     /// Nothing is asked: a key that may only decrypt is as good.
     async fn connect(config: &Config, files: &Files, _: Option<&Self>) -> Result<Self, Error> {
         let key = config.kek.key.clone();
         let key = key.ok_or_else(|| Error::new(Kind::Config, "kek.key is not set"))?;
-        let (client, scope) = (Client::shared(config, files)?, scope(&[&key]));
+        let (client, scope) = (Client::new(config, files)?, scope(&[&key]));
         let (settings, destroyed) = (config.settings.clone(), Mutex::default());
         Ok(Self { client, key, scope, settings, destroyed })
     }
@@ -143,7 +145,7 @@ impl Provider for Gcp {
     }
 
     fn expiry(&self) -> Option<SystemTime> {
-        self.client.lease.expiry()
+        self.client.account.lease.expiry()
     }
 
     fn deletion(&self) -> Deletion {
@@ -152,7 +154,7 @@ impl Provider for Gcp {
     }
 
     fn note(&self) -> Option<String> {
-        let Client { address, lease, .. } = &*self.client;
+        let Account { address, lease, .. } = &*self.client.account;
         Some(format!("{} at {address} as {}", self.key, lease.source().name))
     }
 }

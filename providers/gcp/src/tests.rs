@@ -113,7 +113,9 @@ fn reply(service: &mut service::Gcp, seen: &Seen) -> Reply {
         None => service.unknown(&asked),
     };
     let (status, headers) = (answer.status, answer.headers);
-    Reply { status, headers, body: answer.body.into(), delay: Duration::ZERO }
+    let hangs = path.contains("/cryptoKeys/hangs");
+    let delay = if hangs { Duration::from_secs(86_400) } else { Duration::ZERO };
+    Reply { status, headers, body: answer.body.into(), delay }
 }
 
 #[test]

@@ -111,7 +111,7 @@ impl Provider for IbmCloud {
     }
 
     fn expiry(&self) -> Option<SystemTime> {
-        self.session.expiry()
+        self.session.lease.expiry()
     }
 
     fn note(&self) -> Option<String> {

@@ -10,7 +10,7 @@ use http::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sidekey_core::{Call, Error, KeyId, Kind, Provider, Secret, hex};
-use sidekey_rest::codes::{Code, Refusal};
+use sidekey_rest::codes::{Code, Refusal, code};
 use sidekey_rest::naming::{Version, scope};
 use sidekey_rest::{Address, Answer, Http, Request, json, read};
 use tokio::time::Instant;
@@ -38,15 +38,6 @@ const CODES: [Code; 6] = [
     code("", "KEY_ROOT_REQ_ERR|KEY_ROOT_REQ_REG_ERR", Kind::Config, "kek.key must be a root key: a standard key cannot wrap"),
     code("", "UNAUTHORIZED_ERR|BEARER_SUB_EXTRACTION_ERR|FORBIDDEN_ERR", Kind::Denied, "give the service ID or trusted profile the role Reader on this key, and check kek.instance"),
 ];
-
-pub(crate) const fn code(
-    action: &'static str,
-    code: &'static str,
-    kind: Kind,
-    hint: &'static str,
-) -> Code {
-    Code { action, code, kind, hint }
-}
 
 /// One root key and the way to it.
 pub(crate) struct RootKey {
@@ -170,8 +161,8 @@ impl RootKey {
         if let Ok(uid) = HeaderValue::from_str(call.uid) {
             request.headers.entry(CORRELATION).or_insert(uid);
         }
-        let (http, address, again) = (&self.http, &self.address, request.method == Method::POST);
-        let answer = self.session.ask(http, address, request, call.deadline, again).await?;
+        let (lease, http) = (&self.session.lease, &self.http);
+        let answer = lease.ask(http, &self.address, request, call.deadline, refuses_token).await?;
         if answer.status.is_success() {
             return Ok(answer.body);
         }
@@ -179,8 +170,10 @@ impl RootKey {
         let reason = &said["reasons"][0];
         let text = reason["message"].as_str().or_else(|| said["errorMsg"].as_str());
         let (object, status) = (self.id.as_str(), answer.status.as_u16());
-        let (code, text) = (reason["code"].as_str(), text.unwrap_or_default());
-        Err(Refusal { action, object, status, code, text }.explain(&CODES))
+        // In its own form it is its own also without a reason.
+        let code = reason["code"].as_str().or(text.map(|_| "no code"));
+        let refusal = Refusal { action, object, status, code, text: text.unwrap_or_default() };
+        Err(refusal.explain_of("Key Protect", &CODES))
     }
 
     /// What cannot be read back must not be written.
@@ -196,7 +189,7 @@ impl RootKey {
 }
 
 /// Whether an answer says that the token was not good enough; the rights may be missing as well.
-pub(crate) fn refuses_token(answer: &Answer) -> bool {
+fn refuses_token(answer: &Answer) -> bool {
     answer.status.as_u16() == 401
         || (answer.status.is_client_error() && refused(answer)["reasons"][0]["code"] == BAD_TOKEN)
 }

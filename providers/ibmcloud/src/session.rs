@@ -5,15 +5,13 @@
 //! tried beside the old one.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use sidekey_core::{Error, Files, hex, sha256};
 use sidekey_rest::oauth::TokenEndpoint;
-use sidekey_rest::{Address, Answer, Http, Lease, Limits, Proxy, Request, Shared, fingerprint};
-use tokio::time::Instant;
+use sidekey_rest::{Http, Lease, Limits, Proxy, Shared, fingerprint};
 
 use crate::config::Config;
-use crate::root_key;
 
 /// For how long a refused credential is not sent again: IAM locks nobody out, and what was wrong
 /// may be mended there by then.
@@ -25,7 +23,7 @@ static SESSIONS: Shared<[u8; 32], Session> = Shared::new();
 /// One login, and the connections that are used with it.
 pub(crate) struct Session {
     pub(crate) http: Http,
-    lease: Lease<TokenEndpoint>,
+    pub(crate) lease: Lease<TokenEndpoint>,
 }
 
 impl Session {
@@ -41,27 +39,5 @@ impl Session {
         let credential = format!("{}\n{}", config.login(), hex(&sha256(secret.expose())));
         let endpoint = config.token_endpoint(&http, secret)?;
         Ok(Self { http, lease: Lease::new(endpoint, sha256(credential.as_bytes()), PAUSE) })
-    }
-
-    /// When the token in use ends.
-    pub(crate) fn expiry(&self) -> Option<SystemTime> {
-        self.lease.expiry()
-    }
-
-    /// Asks with our token: what core repeats by itself (`again`) if that has to be replaced, or not.
-    pub(crate) async fn ask(
-        &self,
-        http: &Http,
-        address: &Address,
-        request: Request,
-        deadline: Instant,
-        again: bool,
-    ) -> Result<Answer, Error> {
-        let lease = &self.lease;
-        let refuses = root_key::refuses_token;
-        match again {
-            true => lease.attempt(http, address, request, deadline, refuses).await,
-            false => lease.ask(http, address, request, deadline, refuses).await,
-        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http::Method;
 use http::header::{AUTHORIZATION, HeaderValue};
 use sidekey_core::{Error, Kind};
 use tokio::time::Instant;
@@ -17,9 +18,27 @@ const YOUNG: Duration = Duration::from_secs(30);
 type Refuses = fn(&Answer) -> bool;
 
 impl<S: Source<Item = HeaderValue>> Lease<S> {
-    /// Asks with the token. If that is refused, it is replaced, and the error says so: a key in core
-    /// then makes its next attempt.
-    pub async fn attempt(
+    /// Asks with the token. If that is refused, it is replaced. What encrypts and decrypts (POST)
+    /// ends there with an error that says so, because a key in core then makes its next attempt; what
+    /// looks is asked once more here.
+    pub async fn ask(
+        &self,
+        http: &Http,
+        address: &Address,
+        request: Request,
+        deadline: Instant,
+        refuses: Refuses,
+    ) -> Result<Answer, Error> {
+        let again = (request.method != Method::POST).then(|| request.clone());
+        match (self.attempt(http, address, request, deadline, refuses).await, again) {
+            (Err(error), Some(request)) if error.is_mended() => {
+                self.attempt(http, address, request, deadline, refuses).await
+            }
+            (done, _) => done,
+        }
+    }
+
+    async fn attempt(
         &self,
         http: &Http,
         address: &Address,
@@ -38,30 +57,12 @@ impl<S: Source<Item = HeaderValue>> Lease<S> {
         let text = "the token was refused, and there is another one now";
         Err(Error::new(Kind::Unavailable, text).mended())
     }
-
-    /// Asks what core does not repeat: once more with the token that took a refused one's place.
-    pub async fn ask(
-        &self,
-        http: &Http,
-        address: &Address,
-        request: Request,
-        deadline: Instant,
-        refuses: Refuses,
-    ) -> Result<Answer, Error> {
-        match self.attempt(http, address, request.clone(), deadline, refuses).await {
-            Err(error) if error.is_mended() => {
-                self.attempt(http, address, request, deadline, refuses).await
-            }
-            done => done,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use http::Method;
     use sidekey_core::Files;
     use sidekey_core::tls::Unusable;
 
@@ -97,16 +98,22 @@ mod tests {
         let address = Address::parse(&fake.url()).unwrap();
         let lease = Lease::new(Numbers::default(), [7; 32], Duration::ZERO);
         let refused = |answer: &Answer| answer.status == 401;
-        let ask = async || {
+        let asked = async |method| {
             let deadline = Instant::now() + Duration::from_secs(30);
-            let request = Request::new(Method::GET, "/");
-            lease.ask(&http, &address, request, deadline, refused).await.unwrap().status.as_u16()
+            lease.ask(&http, &address, Request::new(method, "/"), deadline, refused).await
         };
+        let ask = async || asked(Method::GET).await.unwrap().status.as_u16();
         assert_eq!((ask().await, fake.seen().len()), (401, 1), "another would be refused too");
         tokio::time::pause();
         tokio::time::advance(YOUNG).await;
         tokio::time::resume();
         assert_eq!((ask().await, fake.seen().len()), (200, 3));
         assert_eq!((ask().await, fake.seen().len()), (200, 4));
+        fake.answer(Reply::json(401, &serde_json::json!({})));
+        tokio::time::pause();
+        tokio::time::advance(YOUNG).await;
+        tokio::time::resume();
+        let error = asked(Method::POST).await.err().unwrap();
+        assert_eq!((error.is_mended(), fake.seen().len()), (true, 5), "core repeats that");
     }
 }

@@ -26,6 +26,16 @@ pub struct Code {
     pub hint: &'static str,
 }
 
+/// One line of a table.
+pub const fn code(
+    action: &'static str,
+    code: &'static str,
+    kind: Kind,
+    hint: &'static str,
+) -> Code {
+    Code { action, code, kind, hint }
+}
+
 /// A refusal as a vendor wrote it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Refusal<'a> {
@@ -45,14 +55,33 @@ impl Refusal<'_> {
     /// The error that it is by `table`: the first line that fits, or what its status says. An
     /// unknown one may pass: a vendor adds codes, a balancer answers in its own way.
     pub fn explain(&self, table: &[Code]) -> Error {
-        let found = self.code.and_then(|code| {
-            table.iter().find(|line| self.action.starts_with(line.action) && line.is(code))
-        });
-        let (kind, hint) = match found {
+        let (kind, hint) = match self.line(table) {
             Some(line) => (line.kind, line.hint),
             None => by_status(self.status),
         };
         self.error(kind, hint)
+    }
+
+    /// Whether `table` has its code.
+    pub fn is_known(&self, table: &[Code]) -> bool {
+        self.line(table).is_some()
+    }
+
+    fn line<'a>(&self, table: &'a [Code]) -> Option<&'a Code> {
+        let code = self.code?;
+        table.iter().find(|line| self.action.starts_with(line.action) && line.is(code))
+    }
+
+    /// The same for vendors whose every refusal has a code: one without is not theirs. A firewall
+    /// refuses us in their place, or a captive portal wants a login, and that may pass.
+    pub fn explain_of(&self, vendor: &str, table: &[Code]) -> Error {
+        match (self.status, self.code) {
+            (401 | 403, None) => {
+                let hint = format!("it is not {vendor} that says so: see what stands before it");
+                self.error(Kind::Unavailable, &hint)
+            }
+            _ => self.explain(table),
+        }
     }
 
     /// The error that it is, where its kind is known.
@@ -146,6 +175,21 @@ mod tests {
         assert_eq!(kind("kms:Encrypt", None, 503), Kind::Unavailable);
         assert_eq!(kind("kms:Encrypt", Some("SomethingNew"), 400), Kind::Unavailable, "may pass");
         assert_eq!(kind("kms:Encrypt", None, 302), Kind::Unavailable);
+    }
+
+    #[test]
+    fn a_refusal_without_a_code_is_not_the_vendors_and_may_pass() {
+        let explained = |status, code| {
+            let refusal = Refusal { action: "get", object: "key", status, code, text: "" };
+            refusal.explain_of("Example KMS", &TABLE)
+        };
+        for status in [401, 403] {
+            assert_eq!(explained(status, Some("Unknown")).kind(), Kind::Denied);
+            let error = explained(status, None);
+            assert_eq!(error.kind(), Kind::Unavailable);
+            assert!(error.report().contains("not Example KMS"), "{}", error.report());
+        }
+        assert_eq!(explained(429, None).kind(), Kind::Throttled);
     }
 
     #[test]

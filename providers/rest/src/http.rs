@@ -17,8 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::RETRY_AFTER;
 use http::{HeaderMap, Method, StatusCode};
-use sidekey_core::{Error, Kind};
+use sidekey_core::{Error, Kind, jitter};
 use tokio::time::{Instant, timeout_at};
 use tower::limit::ConcurrencyLimit;
 use tower::util::BoxCloneSyncService;
@@ -31,6 +32,9 @@ use crate::tls::Trust;
 use exchange::Transport;
 
 pub use proxy::Proxy;
+
+/// Longer than any KMS asks to be left alone; what asks for more is none.
+const LONGEST_REST: Duration = Duration::from_secs(60);
 
 /// What is asked of a server. Not `Debug`: there are secrets in it.
 #[derive(Clone)]
@@ -121,6 +125,17 @@ impl Http {
     /// The time as the servers have it.
     pub fn clock(&self) -> &Arc<Clock> {
         &self.transport.clock
+    }
+}
+
+impl Answer {
+    /// How long the server wants to be left alone, if it is too busy and says so (`Retry-After`):
+    /// never less, whatever jitter takes.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let busy = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
+        let text = self.headers.get(RETRY_AFTER).filter(|_| busy.contains(&self.status))?;
+        let seconds = text.to_str().ok()?.trim().parse().ok()?;
+        Some(jitter(Duration::from_secs(seconds).min(LONGEST_REST) * 6 / 5))
     }
 }
 

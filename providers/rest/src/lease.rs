@@ -4,8 +4,8 @@
 //! request waits and a fleet does not come in step: the item in use where the source can draw out
 //! its life, else a new one. Whoever needs it at the same time shares one call, which goes on when
 //! they have no more time. While renewing fails, the last good one serves as long as it is valid. A
-//! source that fails is asked again after a pause that grows, also where nothing is held: a storm
-//! of requests is no storm of logins.
+//! source that fails is asked again after a pause that grows, and no sooner than it wants
+//! ([`LeftAlone`]), also where nothing is held: a storm of requests is no storm of logins.
 //!
 //! What the source refuses ([`Kind::Denied`]) is not sent again by this process for the pause that
 //! the vendor sets, or for [`LOCKOUT`] where such refusals lock an account
@@ -83,6 +83,10 @@ pub struct Grant<T> {
     /// How long it is good from now; `None` for ever.
     pub life: Option<Duration>,
 }
+
+/// As the cause of an error: for how long the source wants to be left alone.
+#[derive(Debug)]
+pub struct LeftAlone(pub Duration);
 
 /// An item in use.
 pub struct Held<T> {
@@ -271,8 +275,10 @@ impl<S: Source> Inner<S> {
             let pause = if error.is_final() { LOCKOUT } else { self.pause };
             refusals().keep(self.credential, pause, error);
         }
+        let cause = std::error::Error::source(error);
+        let asked = cause.and_then(|cause| cause.downcast_ref::<LeftAlone>()).map(|left| left.0);
         let mut state = self.state();
-        let until = Instant::now() + state.backoff.delay();
+        let until = Instant::now() + state.backoff.delay().max(asked.unwrap_or_default());
         state.failure = Some((until, copy(error)));
     }
 
@@ -409,6 +415,14 @@ impl<T> Held<T> {
         self.left().is_none_or(|left| left > spare)
     }
 }
+
+impl fmt::Display for LeftAlone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it wants to be left alone for {} s", self.0.as_secs())
+    }
+}
+
+impl std::error::Error for LeftAlone {}
 
 impl<S: Source> Drop for Inner<S> {
     fn drop(&mut self) {

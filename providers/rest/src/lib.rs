@@ -19,14 +19,14 @@
 //! # Libraries
 //! | for | used | why |
 //! |---|---|---|
-//! | HTTP | hyper, hyper-util's client | the pool, happy eyeballs and proxies that we would write again; not reqwest, whose trust comes from the system's store, which our images do not have |
+//! | HTTP | hyper, hyper-util's client | the pool, happy eyeballs and proxies that we would write again; not reqwest, whose trust is one for the process, not one for each key |
 //! | TLS | hyper-rustls, rustls on aws-lc-rs | one TLS stack in the workspace |
 //! | limits | `tower`'s concurrency limit | its timeout is fixed and does not cover the wait for a turn, so the deadline is ours |
 //! | unix sockets | hyperlocal | for agents on the node |
 //! | Vault | not vaultrs | its `Client::http()` returns reqwest's own type, so that no other transport, second address or fail-over is possible, and it has no `batch_input` |
 //! | AWS | aws-sdk-kms and aws-config, over [`Http`] as their transport (feature `aws`) | operations, signing, endpoint rules and credential chain are theirs; retries, timeouts, identity cache and HTTP client are not |
 //! | Azure | azure_security_keyvault_keys over [`Http`]; not azure_identity | it drops a valid token when renewal fails, and needs openssl for certificates: [`oauth`] and [`Lease`] in its place |
-//! | Google | none | three calls; google-cloud-kms takes no other HTTP client and trusts by the system's store |
+//! | Google | none | three calls; google-cloud-kms takes no other HTTP client, and so trusts by the system's store alone |
 //! | IBM, OVH | none | there are no crates for their KMSs |
 //! | KMIP | none | kmip-protocol has neither Encrypt nor Decrypt, cosmian_kmip is BUSL |
 

@@ -21,8 +21,8 @@ use zeroize::Zeroizing;
 use crate::address::Address;
 use crate::body::{form, read};
 use crate::codes::{Code, Refusal};
-use crate::http::{Http, Request, secret_header};
-use crate::lease::{Grant, Source};
+use crate::http::{Answer, Http, Request, secret_header};
+use crate::lease::{Grant, LeftAlone, Source};
 
 /// How long a signed assertion is good: it is sent at once.
 const ASSERTED: u64 = 300;
@@ -237,7 +237,7 @@ impl TokenEndpoint {
         let request = Request { method, path: self.path.clone(), headers, body, once: false };
         let answer = self.http.ask(&self.address, request, deadline).await?;
         if answer.status != StatusCode::OK {
-            return Err(self.refused(answer.status.as_u16(), &answer.body));
+            return Err(self.refused(&answer));
         }
         let token: Token = read(&answer.body, "the token endpoint")?;
         let access = Zeroizing::new(token.access_token);
@@ -247,20 +247,26 @@ impl TokenEndpoint {
         Ok(Grant { item, life: seconds.map(Duration::from_secs) })
     }
 
-    fn refused(&self, status: u16, body: &[u8]) -> Error {
-        let refused: Refused = serde_json::from_slice(body).unwrap_or_default();
-        let code = refused.error.as_str().map(str::to_owned).or(refused.code);
+    fn refused(&self, answer: &Answer) -> Error {
+        let refused: Refused = serde_json::from_slice(&answer.body).unwrap_or_default();
+        // Google's gateways write an object, as its other services do.
+        let code = refused.error.as_str().or_else(|| refused.error["status"].as_str());
+        let code = code.map(str::to_owned).or(refused.code);
         let object = self.address.to_string();
         let refusal = Refusal {
             action: "the token endpoint",
             object: &object,
-            status,
+            status: answer.status.as_u16(),
             code: code.as_deref(),
             text: &refused.error_description,
         };
         let codes: Vec<Code> = self.codes.iter().chain(&CODES).copied().collect();
-        let error = refusal.explain(&codes);
-        if error.kind() == Kind::Denied { error.lasting().after_reload() } else { error }
+        let error = refusal.explain_of("the issuer of tokens", &codes);
+        match (error.kind(), answer.retry_after()) {
+            (Kind::Denied, _) => error.lasting().after_reload(),
+            (_, Some(pause)) => error.with_source(LeftAlone(pause)),
+            _ => error,
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Whom to trust, and the certificate that we show: from files, by core's rules.
 //!
-//! There is no switch that verifies less. Our images hold no store of roots: without a bundle the
-//! public ones that are built in count, or the system's where a provider asks for that.
+//! There is no switch that verifies less. Without a bundle in the settings that of the system counts,
+//! which `SSL_CERT_FILE` may name, and which our images hold; without any the public roots that are
+//! built in.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,6 +68,17 @@ impl Trust {
         Ok(Self { config, name: None, setting, expiry })
     }
 
+    /// Trusts the bundle of the settings, or the system's: see [`bundle`].
+    pub fn of_settings(
+        set: Option<&Path>,
+        files: &Files,
+        setting: &'static str,
+    ) -> Result<Self, Error> {
+        let bundle = bundle(set);
+        let skips = bundle.as_deref().map_or(Unusable::Refuse, unusable);
+        Self::new(bundle.as_deref(), skips, None, files, setting)
+    }
+
     /// Says what every server's certificate is for, where that is not its host.
     pub fn with_name(mut self, name: &str) -> Result<Self, Error> {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| {
@@ -80,6 +92,11 @@ impl Trust {
 /// Whether a certificate can be for it: a DNS name or an IP address.
 pub fn is_name(name: &str) -> bool {
     ServerName::try_from(name).is_ok()
+}
+
+/// The bundle to trust: the one of the settings, or the system's.
+pub fn bundle(set: Option<&Path>) -> Option<PathBuf> {
+    set.map(Path::to_owned).or_else(system_bundle)
 }
 
 /// The bundle of the system, if there is one; images without a distribution name theirs.

@@ -20,9 +20,9 @@
 //! # Why not vaultrs
 //! vaultrs 0.8 was looked into and is not used: its `Client::http()` returns reqwest's own type, so
 //! that no other transport can be put under it. With it there is one address, no fail-over inside
-//! the caller's time, no say in where a redirect carries the token, trust by the system's store,
-//! which our images do not have, and no `batch_input`, which the witness needs. The calls are those
-//! of Vault's API, over [`sidekey_rest`].
+//! the caller's time, no say in where a redirect carries the token, trust that is one for the process,
+//! and no `batch_input`, which the witness needs. The calls are those of Vault's API, over
+//! [`sidekey_rest`].
 //!
 //! # How it hangs together
 //! ```text

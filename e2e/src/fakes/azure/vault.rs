@@ -172,10 +172,11 @@ impl Azure {
             let text = "AKV10022: Invalid audience.";
             return refusal(401, "Unauthorized", None, text);
         }
-        if self.throttled > 0 {
-            self.throttled -= 1;
+        if self.throttled.0 > 0 {
+            self.throttled.0 -= 1;
             let text = "Request was not processed because too many requests were received.";
-            return refusal(429, "Throttled", None, text).with("retry-after", "1");
+            let seconds = self.throttled.1.as_secs().to_string();
+            return refusal(429, "Throttled", None, text).with("retry-after", seconds);
         }
         if !self.clients.get(&token.client).is_some_and(|client| client.rights.contains(operation))
         {

@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use sidekey_e2e::fakes::azure::TENANT;
+use sidekey_e2e::fakes::azure::{KeyKind, TENANT};
 use tonic::Code;
 
 use crate::support::{CLIENT, SECRET, Stage, calm, quick};
@@ -77,6 +77,19 @@ async fn every_way_to_log_in_works() {
 }
 
 #[tokio::test]
+async fn without_a_bundle_in_the_settings_the_one_of_the_environment_is_trusted() {
+    let stage = Stage::new("bundle").await;
+    let mut key = stage.key(1, &stage.by_secret());
+    key["settings"].as_object_mut().unwrap().remove("caFile");
+    let config = stage.write("azure.yaml", &calm(&[key]).to_string());
+    let arguments = ["--config".to_owned(), config.display().to_string()];
+    let ca = stage.fake.ca().display().to_string();
+    let mut served = stage.launch(&arguments, &[("SSL_CERT_FILE", &ca)]).await;
+    served.wait_ok().await;
+    served.round_trip().await;
+}
+
+#[tokio::test]
 async fn azure_json_is_read_as_the_replaced_plugins_read_it() {
     let stage = Stage::new("azure-json").await;
     let token = known(&stage);
@@ -112,6 +125,14 @@ async fn azure_json_is_read_as_the_replaced_plugins_read_it() {
     works(&stage, "YAML", &json!({"azureJsonFile": path}), &[]).await;
 }
 
+/// Nobody's token is good any more, the federated ones neither; gives another one of those.
+fn begin_anew(stage: &Stage) -> String {
+    let mut azure = stage.fake.service();
+    azure.end_tokens();
+    azure.end_federated(FEDERATED);
+    azure.federated(FEDERATED).unwrap()
+}
+
 #[tokio::test]
 async fn a_new_token_file_is_taken_over_without_a_restart_and_a_bad_one_is_not() {
     let stage = Stage::new("federated").await;
@@ -135,20 +156,83 @@ async fn a_new_token_file_is_taken_over_without_a_restart_and_a_bad_one_is_not()
     );
     refused.await.unwrap();
     served.reads(&sealed).await;
-    let fresh = stage.fake.service().federated(FEDERATED).unwrap();
-    let logins = stage.fake.calls("token");
-    stage.write("token", &fresh);
-    let taken = served.plugin.process().wait_until(
-        "it is taken over",
-        sidekey_e2e::wait::PATIENCE,
-        async || {
-            anyhow::ensure!(stage.fake.calls("token") > logins, "no");
-            Ok(())
-        },
-    );
-    taken.await.unwrap();
+    // The new one serves: there is no other any more.
+    stage.write("token", &begin_anew(&stage));
+    served.logs("new files or settings are in use").await;
     assert_eq!(served.wait_ok().await, sealed.key_id);
     served.reads(&sealed).await;
+}
+
+#[tokio::test]
+async fn files_that_azure_json_and_variables_name_are_followed() {
+    let stage = Stage::new("named").await;
+    let token = stage.write("token", &known(&stage)).display().to_string();
+    let content = json!({"useWorkloadIdentityExtension": true});
+    let document = quick(&[stage.key(1, &by_azure_json(&stage, "azure.json", &content))]);
+    let config = stage.write("azure.yaml", &document.to_string());
+    let arguments = ["--config".to_owned(), config.display().to_string()];
+    let env = [
+        ("AZURE_CLIENT_ID", FEDERATED),
+        ("AZURE_TENANT_ID", TENANT),
+        ("AZURE_FEDERATED_TOKEN_FILE", token.as_str()),
+    ];
+    let mut served = stage.launch(&arguments, &env).await;
+    let key_id = served.wait_ok().await;
+    let sealed = served.round_trip().await;
+    stage.write("token", &begin_anew(&stage));
+    served.logs("new files or settings are in use").await;
+    assert_eq!(served.wait_ok().await, key_id);
+    served.reads(&sealed).await;
+    served.plugin.process().kill().unwrap();
+
+    // ARO's identity file: what it names from now on is another client.
+    let identity = |client: &str| {
+        let secret = STANDARD.encode(OPEN_PKCS12);
+        let identity = json!({
+            "client_id": client, "client_secret": secret, "tenant_id": TENANT,
+            "authentication_endpoint": stage.fake.url(),
+        });
+        stage.write("identity.json", &identity.to_string())
+    };
+    let other = "55555555-8888-7777-6666-555555555555";
+    stage.fake.service().certificate(other, &certificate()).unwrap();
+    std::fs::remove_file(stage.path("plugin.log")).unwrap();
+    let content = json!({"aadMSIDataPlaneIdentityPath": identity(CERTIFIED)});
+    by_azure_json(&stage, "azure.json", &content);
+    let mut served = stage.launch(&arguments, &[]).await;
+    assert_eq!(served.wait_ok().await, key_id);
+    identity(other);
+    served.logs("new files or settings are in use").await;
+    stage.fake.service().allow(CERTIFIED, &[]);
+    assert_eq!(served.wait_ok().await, key_id);
+    served.reads(&sealed).await;
+}
+
+#[tokio::test]
+async fn a_cloud_of_ones_own_takes_its_names_from_the_file_of_the_variable() {
+    const DOMAIN: &str = "vault.local.azurestack.external";
+    let host = "sidekey-test.vault.local.azurestack.external";
+    let stage = Stage::with("stack", host, KeyKind::Rsa(2048)).await;
+    let environment = json!({
+        "name": "AzureStackCloud", "activeDirectoryEndpoint": stage.fake.url(),
+        "keyVaultDNSSuffix": DOMAIN, "managedHSMDNSSuffix": "N/A",
+        "resourceIdentifiers": {"keyVault": format!("https://{DOMAIN}")},
+    });
+    let environment = stage.write("environment.json", &environment.to_string());
+    let content = json!({
+        "cloud": "AzureStackCloud", "tenantId": TENANT, "aadClientId": CLIENT,
+        "aadClientSecret": SECRET,
+    });
+    let mut key = stage.key(1, &by_azure_json(&stage, "azure.json", &content));
+    key["kek"]["vault"] = json!("sidekey-test");
+    key["settings"].as_object_mut().unwrap().remove("authority");
+    let config = stage.write("azure.yaml", &calm(&[key]).to_string());
+    let arguments = ["--config".to_owned(), config.display().to_string()];
+    let environment = environment.display().to_string();
+    let env = [("AZURE_ENVIRONMENT_FILEPATH", environment.as_str())];
+    let mut served = stage.launch(&arguments, &env).await;
+    served.wait_ok().await;
+    served.round_trip().await;
 }
 
 #[tokio::test]

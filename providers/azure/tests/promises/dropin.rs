@@ -6,6 +6,8 @@ use serde::Deserialize;
 use serde_json::json;
 use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::fakes::azure::{KeyKind, TENANT};
+use sidekey_e2e::http::HttpClient;
+use sidekey_e2e::ports::Port;
 
 use crate::support::{CLIENT, KEY, PLAINTEXT, SECRET, Served, Stage, VAULT, quick};
 
@@ -24,7 +26,7 @@ fn vectors() -> Vec<Vector> {
 }
 
 /// The flags of HyperShift, and what a test has to add.
-async fn hypershift(stage: &Stage, socket: &str) -> Served {
+async fn hypershift(stage: &Stage, socket: &str, [health, metrics]: [&Port; 2]) -> Served {
     let content = json!({"tenantId": TENANT, "aadClientId": CLIENT, "aadClientSecret": SECRET});
     let file = stage.write("azure.json", &content.to_string());
     let proxy = stage.fake.plain();
@@ -36,8 +38,8 @@ async fn hypershift(stage: &Stage, socket: &str) -> Served {
         format!("--key-name={KEY}"),
         format!("--key-version={}", stage.version),
         format!("--listen-addr=unix://{}", listen.display()),
-        "--healthz-port=0".to_owned(),
-        "--metrics-addr=0".to_owned(),
+        format!("--healthz-port={}", health.number()),
+        format!("--metrics-addr={}", metrics.number()),
         "--healthz-path=/healthz".to_owned(),
         format!("--config-file-path={}", file.display()),
         "-v=1".to_owned(),
@@ -74,7 +76,8 @@ fn hashed(version: &str) -> String {
 async fn under_their_flags_data_is_written_as_the_plugin_in_whose_place_it_is_reads_it() {
     for (socket, size) in [("azurekms.socket", 342), ("azurekmsactive.socket", 256)] {
         let stage = Stage::new("flags").await;
-        let mut served = hypershift(&stage, socket).await;
+        let (health, metrics) = (Port::free().unwrap(), Port::free().unwrap());
+        let mut served = hypershift(&stage, socket, [&health, &metrics]).await;
         assert_eq!(served.wait_ok().await, hashed(&stage.version), "{}", served.log());
         let sealed = served.round_trip().await;
         assert_eq!((sealed.ciphertext.len(), annotations(&sealed)), (size, theirs()));
@@ -85,6 +88,9 @@ async fn under_their_flags_data_is_written_as_the_plugin_in_whose_place_it_is_re
             assert_eq!(URL_SAFE_NO_PAD.decode(&sealed.ciphertext).unwrap().len(), 256);
         }
         assert!(served.log().contains("in plain text"), "the proxy mode is warned of");
+        for (port, path) in [(&health, "/healthz"), (&metrics, "/metrics")] {
+            HttpClient::plain(port.address()).get(path).await.unwrap().ok().unwrap();
+        }
     }
 }
 

@@ -114,6 +114,28 @@ async fn who_may_not_look_at_the_key_is_served_and_told_what_is_not_known() {
 }
 
 #[tokio::test]
+async fn who_may_only_decrypt_reads_every_version_and_is_told_why_nothing_is_encrypted() {
+    let stage = Stage::new("decrypt-only").await;
+    let mut served = stage.serve().await;
+    let first = served.round_trip().await;
+    stage.rotate();
+    served.wait_moved(&first.key_id).await;
+    let second = served.round_trip().await;
+    served.plugin.process().kill().unwrap();
+    stage.fake.service().allow(crate::support::CLIENT, &["decrypt"]);
+    let mut served = stage.spawn(&stage.document()).await;
+    served.reads(&first).await;
+    served.reads(&second).await;
+    served.wait_bad(Code::PermissionDenied, "keys/encrypt").await;
+    let error = served.kms.encrypt(PLAINTEXT).await.unwrap_err();
+    assert_eq!(error.code(), Code::PermissionDenied, "{error}");
+    // Rights that come later are taken up.
+    stage.fake.service().allow(crate::support::CLIENT, &["encrypt", "decrypt"]);
+    assert_eq!(served.wait_ok().await, second.key_id);
+    served.round_trip().await;
+}
+
+#[tokio::test]
 async fn data_that_was_altered_or_moved_to_another_version_does_not_read() {
     for (host, kind) in [(VAULT, KeyKind::Rsa(2048)), (HSM, KeyKind::Aes)] {
         let stage = Stage::with("altered", host, kind).await;

@@ -188,6 +188,17 @@ impl Served {
         assert_eq!(&self.kms.decrypt(sealed).await.unwrap()[..], PLAINTEXT);
     }
 
+    /// Waits until the log holds this.
+    pub(crate) async fn logs(&mut self, text: &str) {
+        let log = self.log.clone();
+        let what = format!("{text:?} is logged");
+        let found = self.plugin.process().wait_until(&what, PATIENCE, async || {
+            ensure!(std::fs::read_to_string(&log)?.contains(text), "not yet");
+            Ok(())
+        });
+        found.await.unwrap();
+    }
+
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }

@@ -84,6 +84,29 @@ async fn an_answer_in_the_name_of_another_key_is_not_taken() {
 }
 
 #[tokio::test]
+async fn what_another_version_than_the_announced_one_has_wrapped_is_not_taken() {
+    let stage = Stage::start().await;
+    let client = stage.connect().await;
+    let key_id = client.key_id().await.unwrap();
+    let by = |version| {
+        Reply::json(
+            200,
+            &json!({
+                "name": version_of(&stage.key, version), "ciphertext": "AAAA",
+                "ciphertextCrc32c": sidekey_rest::crc32c(&[0; 3]).to_string(),
+                "verifiedPlaintextCrc32c": true, "verifiedAdditionalAuthenticatedDataCrc32c": true,
+            }),
+        )
+    };
+    stage.server.answer(by(1));
+    assert_eq!(client.encrypt(&key_id, PLAINTEXT, &call()).await.unwrap().key_id, key_id);
+    stage.server.answer(by(2));
+    let error = client.encrypt(&key_id, PLAINTEXT, &call()).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert!(error.report().contains("another version"), "{}", error.report());
+}
+
+#[tokio::test]
 async fn a_key_of_the_wrong_kind_is_refused_for_good() {
     let stage = Stage::start().await;
     let client = stage.connect().await;

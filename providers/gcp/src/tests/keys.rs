@@ -108,3 +108,33 @@ async fn a_request_costs_one_call() {
     client.decrypt(&sealed, &call()).await.unwrap();
     assert_eq!(stage.server.seen().len(), before + 3);
 }
+
+#[tokio::test]
+async fn a_key_that_hangs_takes_no_turn_from_another_of_the_same_account() {
+    let stage = Stage::start().await;
+    let mut document = stage.document();
+    document["kek"]["key"] = stage.service().create_key("hangs").into();
+    let (well, hung) = (stage.connect().await, Arc::new(connect(&document).await.unwrap()));
+    let key_id = well.key_id().await.unwrap();
+    let turns = sidekey_rest::Limits::default().calls;
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..2 * turns {
+        let hung = hung.clone();
+        calls.spawn(async move {
+            let deadline = Instant::now() + Duration::from_secs(3600);
+            let key_id = hung.name(1).unwrap();
+            let call = Call { uid: "hangs", deadline };
+            hung.encrypt(&key_id, PLAINTEXT, &call).await.map(drop)
+        });
+    }
+    let patience = sidekey_e2e::wait::PATIENCE;
+    let all = sidekey_e2e::eventually("every turn is taken", patience, async || {
+        let taken = stage.asked("/hangs/cryptoKeyVersions/1:encrypt");
+        anyhow::ensure!(taken == turns, "{taken}");
+        Ok(())
+    });
+    all.await.unwrap();
+    let sealed = well.encrypt(&key_id, PLAINTEXT, &call()).await.unwrap();
+    opens(&well, &sealed).await;
+    assert_eq!(calls.try_join_next().map(|done| done.is_ok()), None, "they hang");
+}

@@ -62,14 +62,14 @@ async fn a_federated_token_is_followed_when_its_file_changes() {
 #[tokio::test]
 async fn tokens_are_renewed_before_they_end() {
     let stage = Stage::new("renewed").await;
-    stage.fake().service().tokens.life = Duration::from_secs(4);
+    stage.fake().service().tokens.life = Duration::from_secs(30);
     let served = stage.serve().await;
     let sealed = served.round_trip().await;
     let pulse = Pulse::start(&served.kms, &sealed);
     let fake = stage.fake();
     let renewed = sidekey_e2e::eventually("tokens", sidekey_e2e::wait::PATIENCE, async || {
         let tokens = fake.calls("token");
-        anyhow::ensure!(tokens >= 4, "{tokens} tokens");
+        anyhow::ensure!(tokens >= 2, "{tokens} tokens");
         Ok(())
     });
     renewed.await.unwrap();
@@ -100,6 +100,35 @@ async fn the_file_that_googles_variable_names_is_taken_and_watched() {
     let account = stage.fake().service().tokens.user(ACCOUNT, &stage.fake().url());
     stage.write(&stage.backend.credentials, &account.to_string());
     served.logs("new files or settings are in use", 1).await;
+    served.round_trip().await;
+}
+
+#[tokio::test]
+async fn the_file_that_gcloud_writes_is_found_and_watched() {
+    let stage = Stage::new("gcloud").await;
+    let mut key = stage.key(1, &stage.backend.key);
+    key["credentials"] = json!({});
+    let dir = stage.path(".config/gcloud");
+    std::fs::create_dir_all(&dir).unwrap();
+    let file = dir.join("application_default_credentials.json");
+    std::fs::copy(&stage.backend.credentials, &file).unwrap();
+    // The binary's HOME is the directory of the test.
+    let mut served = stage.serve_document(&quick(&[key]), &[]).await;
+    served.round_trip().await;
+    let account = stage.fake().service().tokens.user(ACCOUNT, &stage.fake().url());
+    stage.write(&file, &account.to_string());
+    served.logs("new files or settings are in use", 1).await;
+    served.round_trip().await;
+    assert_eq!(stage.fake().calls("metadata"), 0);
+}
+
+#[tokio::test]
+async fn without_a_bundle_in_the_settings_the_one_of_the_environment_is_trusted() {
+    let stage = Stage::new("bundle").await;
+    let mut key = stage.key(1, &stage.backend.key);
+    key["settings"].as_object_mut().unwrap().remove("caFile");
+    let ca = stage.fake().ca().display().to_string();
+    let served = stage.serve_document(&quick(&[key]), &[("SSL_CERT_FILE", &ca)]).await;
     served.round_trip().await;
 }
 

@@ -177,6 +177,25 @@ async fn refusals_are_of_the_right_kind_and_quote_no_secret() {
 }
 
 #[tokio::test]
+async fn a_refusal_that_is_not_key_protects_may_pass() {
+    let canned = Canned::start().await;
+    let client = canned.connect().await;
+    let key_id = client.key_id().await.unwrap();
+    for (body, kind) in [
+        ("<html>Please log in to the network</html>", Kind::Unavailable),
+        (r#"{"error": "forbidden"}"#, Kind::Unavailable),
+        (r#"{"resources": [{"errorMsg": "Unauthorized"}]}"#, Kind::Denied),
+    ] {
+        for status in [401, 403] {
+            canned.server.answer(Reply { body: body.into(), ..Reply::json(status, &json!({})) });
+            let error = client.encrypt(&key_id, PLAINTEXT, &call()).await.unwrap_err();
+            assert_eq!(error.kind(), kind, "{}", error.report());
+            assert!(error.hint().is_some(), "{}", error.report());
+        }
+    }
+}
+
+#[tokio::test]
 async fn data_of_ibms_own_plugin_is_refused_and_not_sent() {
     let stage = Stage::new("foreign").await;
     let client = stage.connect().await;

@@ -73,6 +73,23 @@ async fn a_new_api_key_is_taken_over_without_a_restart() {
 }
 
 #[tokio::test]
+async fn a_token_that_ends_is_renewed_before() {
+    let stage = Stage::new("tokens").await;
+    stage.fake.service().set_token_life(Duration::from_secs(30));
+    let served = stage.serve().await;
+    let sealed = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    eventually("another token is had", PATIENCE, async || {
+        ensure!(served.kms.decrypt(&sealed).await? == PLAINTEXT[..], "something else came back");
+        let tokens = stage.fake.calls("token");
+        ensure!(tokens >= 2, "{tokens}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    assert_eq!(served.kms.decrypt(&sealed).await.unwrap(), PLAINTEXT[..]);
+}
+
+#[tokio::test]
 async fn a_backend_that_is_down_at_the_start_is_waited_for() {
     let stage = Stage::new("down").await;
     stage.fake.gateway().inject(Fault::Cut);

@@ -127,6 +127,46 @@ async fn a_refusal_of_the_credential_is_told_by_its_code_and_sent_once() {
 }
 
 #[tokio::test]
+async fn an_endpoint_that_asks_to_be_left_alone_is_not_asked_before() {
+    for status in [429, 503] {
+        let fake = Fake::https(|_| Reply::json(200, &json!({"access_token": "t"}))).await;
+        let form = Form::Get("metadata", "true");
+        let lease = Lease::new(
+            endpoint(&fake, form),
+            sha256(format!("left alone {status}").as_bytes()),
+            LOCKOUT,
+        );
+        fake.answer(Reply::json(status, &json!({})).with("retry-after", "30"));
+        let error = lease.get(soon()).await.err().unwrap();
+        assert!(error.report().contains("left alone"), "{}", error.report());
+        // More than the longest pause between attempts of ours.
+        for (seconds, asked) in [(29, 1), (15, 2)] {
+            tokio::time::pause();
+            tokio::time::advance(Duration::from_secs(seconds)).await;
+            tokio::time::resume();
+            assert_eq!((lease.get(soon()).await.is_ok(), fake.seen().len()), (asked == 2, asked));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_page_in_the_place_of_a_token_endpoint_is_no_refusal_of_the_credential() {
+    let fake = Fake::https(|_| Reply::json(200, &json!({"access_token": "t"}))).await;
+    let endpoint = endpoint(&fake, Form::api_key("g", secret("k")));
+    for status in [401, 403] {
+        for body in ["<html>log in</html>", "", "{}"] {
+            fake.answer(Reply { body: body.into(), ..Reply::json(status, &json!({})) });
+            let error = endpoint.fetch(soon()).await.err().unwrap();
+            assert_eq!(error.kind(), Kind::Unavailable, "{}", error.report());
+            assert!(error.hint().unwrap().contains("stands before it"), "{}", error.report());
+        }
+        let google = json!({"error": {"code": status, "status": "PERMISSION_DENIED"}});
+        fake.answer(Reply::json(status, &google));
+        assert_eq!(endpoint.fetch(soon()).await.err().unwrap().kind(), Kind::Denied);
+    }
+}
+
+#[tokio::test]
 async fn bad_answers_of_a_token_endpoint_change_nothing() {
     let fake = Fake::https(|_| Reply::json(200, &json!({"access_token": "t"}))).await;
     let endpoint = endpoint(&fake, Form::api_key("g", secret("k")));

@@ -30,6 +30,8 @@ struct Vendor<'a> {
     image: String,
     /// What the vendor's certificate is signed by.
     ca: &'a Path,
+    /// Whether HyperShift mounts the directory of its socket at `/tmp`, in the place of another.
+    sockets_in_tmp: bool,
     /// The volume that something of HyperShift's would fill, and the Secret that stands for it.
     token: Option<(&'static str, &'static str)>,
 }
@@ -52,6 +54,7 @@ async fn hypershifts_pods_for_azure_encrypt_and_rotate_with_our_image() {
         hosts: &AZURE_HOSTS,
         image: image(&hosted, &scratch, "azure").await.unwrap(),
         ca: fake.ca(),
+        sockets_in_tmp: false,
         token: Some(("azure-kms-cloud-token", "minted")),
     };
     let key =
@@ -92,6 +95,7 @@ async fn hypershifts_pods_for_ibm_cloud_encrypt_and_rotate_with_our_image() {
         hosts: &IBM_HOSTS,
         image: image(&hosted, &scratch, "ibmcloud").await.unwrap(),
         ca: fake.ca(),
+        sockets_in_tmp: true,
         token: None,
     };
     let kms = |count: usize| {
@@ -201,7 +205,12 @@ async fn described(
         hosted.put_secret(&object.file_name().to_string_lossy(), &data).await?;
     }
 
-    let plain = hosted.bare_alone();
+    let mut plain = hosted.bare_alone();
+    if vendor.sockets_in_tmp {
+        let mounts = plain.pointer_mut("/spec/template/spec/containers/0/volumeMounts");
+        let mounts = mounts.and_then(Value::as_array_mut).context("no mounts")?;
+        mounts.retain(|mount| mount["mountPath"] != "/tmp");
+    }
     std::fs::write(at("plain"), format!("{plain:#}\n"))?;
     let (from, to) = (at("plain"), at("injected"));
     let image = format!("{}={}", vendor.name, vendor.image);

@@ -105,7 +105,7 @@ pub(crate) fn azure_cloud<'a>(kek: &Value, settings: &'a Value) -> Option<&'a st
     let Some((_, domain)) = kek["vault"].as_str().and_then(vault_host) else {
         return Some(said.unwrap_or(PUBLIC_CLOUD));
     };
-    let below = domain.strip_prefix("vault.").or(domain.strip_prefix("managedhsm."))?;
+    let below = domain.strip_prefix("vault.").or_else(|| domain.strip_prefix("managedhsm."))?;
     let (name, _) = CLOUDS.iter().find(|(_, domain)| *domain == below)?;
     let names = |said: &str| {
         said.eq_ignore_ascii_case(name)

@@ -27,7 +27,9 @@ pub async fn every(scratch: &Scratch) -> Result<Vec<(&'static str, Box<dyn Kms>)
     Ok(vec![
         ("local", Box::new(Local::start(scratch)?)),
         ("aws", Box::new(Aws::start(scratch).await?)),
-        ("azure", Box::new(Azure::start(scratch).await?)),
+        ("azure", Box::new(Azure::key_vault(scratch).await?)),
+        // HyperShift forbids this move.
+        ("azure", Box::new(Azure::managed_hsm(scratch).await?)),
         ("vault", Box::new(Vault::start(scratch).await?)),
         ("gcp", Box::new(Gcp(GcpBackend::start(scratch).await?))),
         ("ibmcloud", Box::new(IbmCloud::start(scratch).await?)),
@@ -114,24 +116,32 @@ impl Kms for Aws {
     }
 }
 
-/// A fake of Azure, with a vault of one RSA key.
+/// A fake of Azure, with one key in a vault or a Managed HSM.
 struct Azure {
+    host: &'static str,
     fake: Fake<azure::Azure>,
     secret: PathBuf,
 }
 
 impl Azure {
-    const HOST: &str = "sidekey-matrix.vault.azure.net";
     const CLIENT: &str = "99999999-8888-7777-6666-555555555555";
 
-    async fn start(scratch: &Scratch) -> Result<Self> {
-        let mut service = azure::Azure::new(Self::HOST);
-        service.make("etcd", azure::KeyKind::Rsa(2048))?;
+    async fn key_vault(scratch: &Scratch) -> Result<Self> {
+        Self::start(scratch, "sidekey-matrix.vault.azure.net", azure::KeyKind::Rsa(2048)).await
+    }
+
+    async fn managed_hsm(scratch: &Scratch) -> Result<Self> {
+        Self::start(scratch, "sidekey-matrix.managedhsm.azure.net", azure::KeyKind::Aes).await
+    }
+
+    async fn start(scratch: &Scratch, host: &'static str, kind: azure::KeyKind) -> Result<Self> {
+        let mut service = azure::Azure::new(host);
+        service.make("etcd", kind)?;
         service.secret(Self::CLIENT, "a-secret");
         let fake = Fake::start(scratch, "azure", service).await?;
         let secret = scratch.subdir("azure-client")?.join("secret");
         fs::write(&secret, "a-secret")?;
-        Ok(Self { fake, secret })
+        Ok(Self { host, fake, secret })
     }
 }
 
@@ -143,7 +153,7 @@ impl Kms for Azure {
         let (url, file) = (self.fake.url(), dir.join("config.yaml"));
         let config = json!({"admin": "127.0.0.1:0", "keys": [{
             "id": 1, "type": "azure", "listen": endpoint,
-            "kek": {"vault": format!("https://{}", Self::HOST), "key": "etcd"},
+            "kek": {"vault": format!("https://{}", self.host), "key": "etcd"},
             "settings": {"endpoint": url, "authority": url, "caFile": self.fake.ca()},
             "credentials": {
                 "tenantId": azure::TENANT, "clientId": Self::CLIENT, "clientSecretFile": self.secret,

@@ -280,8 +280,9 @@ async fn node(
     name: &str,
 ) -> Result<Node> {
     let mut providers = Vec::new();
-    for (vendor, kms) in vendors {
-        providers.push(kms.provider(&plane.scratch, &format!("{vendor}-{name}")).await?);
+    for (index, (vendor, kms)) in vendors.iter().enumerate() {
+        let name = format!("{vendor}-{index}-{name}");
+        providers.push(kms.provider(&plane.scratch, &name).await?);
     }
     let config = ShimConfig::new(1).write(1, providers[0].endpoint.as_str());
     let shim = Shim::start(&plane.scratch, &format!("shim-{name}"), &config).await?;

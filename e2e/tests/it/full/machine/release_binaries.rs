@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use sidekey_e2e::bench::Binary;
+use sidekey_e2e::bench::{Binary, Memory};
+use sidekey_e2e::vendor::every;
 use sidekey_e2e::{Scratch, binaries, images};
 
 #[test]
@@ -20,6 +21,35 @@ fn every_binary_is_static_and_stripped() {
         assert!(binary.is_static, "{name} needs a loader or a shared library");
         assert!(binary.is_stripped, "{name} carries its symbols");
     }
+}
+
+/// The most that a provider may take when nobody asks it, and its program on disk, in MiB. Those that
+/// `cargo xbench` measures have their bars there.
+const BARS: [(&str, u64, u64); 3] = [("azure", 9, 10), ("gcp", 9, 10), ("ibmcloud", 9, 10)];
+
+/// With one key, proven, as each vendor's test has it.
+#[tokio::test]
+async fn a_provider_is_as_small_as_it_is_promised() {
+    let scratch = Scratch::new("small").unwrap();
+    let mut known = BARS.to_vec();
+    for (index, (vendor, kms)) in every(&scratch).await.unwrap().into_iter().enumerate() {
+        let Some((_, rss, binary)) = BARS.iter().find(|(name, ..)| *name == vendor) else {
+            continue;
+        };
+        known.retain(|(name, ..)| *name != vendor);
+        let name = format!("small-{index}");
+        let mut provider = kms.provider(&scratch, &name).await.unwrap();
+        let used = Memory::of(provider.process().pid().unwrap()).unwrap().rss;
+        let size =
+            fs::metadata(binaries::path(&format!("sidekey-{vendor}")).unwrap()).unwrap().len();
+        println!("sidekey-{vendor}: {used} KiB when idle, {size} bytes on disk");
+        assert!(used <= rss * 1024, "sidekey-{vendor} has {used} KiB, more than {rss} MiB");
+        assert!(
+            size <= binary * 1024 * 1024,
+            "sidekey-{vendor} has {size} bytes, more than {binary} MiB"
+        );
+    }
+    assert!(known.is_empty(), "nobody has started {known:?}");
 }
 
 /// Messages of panics name the file that they come from, so a binary itself tells some of the

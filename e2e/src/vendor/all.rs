@@ -138,7 +138,7 @@ impl Azure {
         let mut service = azure::Azure::new(host);
         service.make("etcd", kind)?;
         service.secret(Self::CLIENT, "a-secret");
-        let fake = Fake::start(scratch, "azure", service).await?;
+        let fake = Fake::start(scratch, host, service).await?;
         let secret = scratch.subdir("azure-client")?.join("secret");
         fs::write(&secret, "a-secret")?;
         Ok(Self { host, fake, secret })

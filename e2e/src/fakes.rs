@@ -224,29 +224,41 @@ impl<S: Service> Fake<S> {
     }
 }
 
+/// Set to write down anew what vendors' own clients and the fakes say to each other.
+pub const RECORD: &str = "SIDEKEY_RECORD";
+
 impl Exchange {
-    /// What was said without what differs from call to call: the operation, the status, and the names
-    /// of the fields that were sent and answered.
-    pub fn shape(&self) -> String {
-        let sent = match serde_json::from_str::<Value>(&self.request) {
-            Ok(value) => names(&value),
-            Err(_) => fields(&self.request).into_keys().collect(),
+    /// What was said without what differs from call to call: names and types in the place of values.
+    /// Of the path ids are left out, of keys and of versions, but nothing of the query.
+    pub fn shape(&self) -> Value {
+        let (path, query) = self.path.split_once('?').unwrap_or((&self.path, ""));
+        let hex = |part: &str| part.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit());
+        let lasts = |part: &&str| !part.is_empty() && !(part.len() >= 32 && hex(part));
+        let path: Vec<_> = path.split('/').filter(lasts).collect();
+        let request = match serde_json::from_str(&self.request) {
+            Ok(value) => types(&value),
+            Err(_) => fields(&self.request).into_keys().map(|name| (name, "text")).collect(),
         };
-        let answered = names(&serde_json::from_str(&self.answer).unwrap_or_default());
-        let (sent, answered) = (sent.join(" "), answered.join(" "));
-        format!("{} {} [{sent}] {} [{answered}]", self.operation, self.method, self.status)
+        let answer = types(&serde_json::from_str(&self.answer).unwrap_or_default());
+        serde_json::json!({
+            "operation": self.operation, "method": self.method, "status": self.status,
+            "path": path.join("/"), "query": fields(query), "request": request, "answer": answer,
+        })
     }
 }
 
-/// The names of all fields, with those of the objects that they lie in.
-fn names(value: &Value) -> Vec<String> {
-    let inside = |(name, value): (&String, &Value)| {
-        let below = names(value).into_iter().map(|inner| format!("{name}.{inner}"));
-        std::iter::once(name.clone()).chain(below).collect::<Vec<_>>()
-    };
-    let mut names: Vec<_> = value.as_object().into_iter().flatten().flat_map(inside).collect();
-    names.sort();
-    names
+/// What a value is made of.
+fn types(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            map.iter().map(|(name, value)| (name.clone(), types(value))).collect()
+        }
+        Value::Array(items) => items.iter().take(1).map(types).collect(),
+        Value::String(_) => "text".into(),
+        Value::Number(_) => "number".into(),
+        Value::Bool(_) => "bool".into(),
+        Value::Null => Value::Null,
+    }
 }
 
 impl<S> Drop for Fake<S> {
@@ -338,6 +350,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shape_tells_operations_paths_and_versions_of_an_api_apart_but_no_values() {
+        let said = |path: &str, request: &str| {
+            let (request, answer) = (request.to_owned(), r#"{"kid":"k","n":[1,2]}"#.to_owned());
+            let (operation, method) = ("encrypt".to_owned(), "POST".to_owned());
+            Exchange { operation, method, path: path.to_owned(), request, status: 200, answer }
+                .shape()
+        };
+        let one = said("/keys/etcd/0123456789abcdef0123456789abcdef/encrypt?v=1", r#"{"a":"x"}"#);
+        assert_eq!(one, said("/keys/etcd//encrypt?v=1", r#"{"a":"y"}"#));
+        assert_ne!(one, said("/keys/etcd/wrap?v=1", r#"{"a":"x"}"#));
+        assert_ne!(one, said("/keys/etcd/encrypt?v=2", r#"{"a":"x"}"#));
+        assert_ne!(one, said("/keys/etcd/encrypt?v=1", r#"{"a":1}"#));
+        assert_ne!(one, said("/keys/etcd/encrypt?v=1", "b=x"));
+    }
 
     #[test]
     fn forms_are_read_as_they_were_meant() {

@@ -216,7 +216,8 @@ async fn what_key_vault_says_is_told_by_its_code_with_what_to_do() {
             error.report().contains("keys/decrypt on https://unit-test.vault.azure.net/keys/etcd/")
         );
         assert!(!error.report().contains("eyJ"), "{}", error.report());
-        let network = inner.is_some_and(|inner| inner.contains("Firewall") || inner.contains("Network"));
+        let network =
+            inner.is_some_and(|inner| inner.contains("Firewall") || inner.contains("Network"));
         assert_eq!(error.report().contains("firewall"), network, "{}", error.report());
     }
 }

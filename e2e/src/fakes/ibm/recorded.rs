@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::fakes::{Asked, Exchange};
+use crate::fakes::{Exchange, fields};
 
 /// The conversation that is kept.
 const KEPT: &str = include_str!("go-client.json");
@@ -34,7 +34,7 @@ impl Conversation {
     pub fn of(fake: &crate::fakes::Fake<super::KeyProtect>) -> Self {
         let mut exchanges = fake.exchanges();
         for exchange in exchanges.iter_mut().filter(|exchange| exchange.operation == "token") {
-            let form = form(&exchange.request);
+            let form = fields(&exchange.request);
             let secret = |name: &str| ["apikey", "cr_token"].contains(&name);
             let fields = form.iter().map(|(name, value)| match secret(name) {
                 true => format!("{name}=SECRET"),
@@ -60,44 +60,6 @@ impl Conversation {
 
     /// What each call and its answer are made of: names and types in the place of values.
     pub fn shapes(&self) -> Vec<Value> {
-        self.exchanges.iter().map(shapes).collect()
+        self.exchanges.iter().map(Exchange::shape).collect()
     }
-}
-
-fn shapes(said: &Exchange) -> Value {
-    let parts = said.path.split('/').map(|part| if part.len() == 36 { "ID" } else { part });
-    let request = match said.operation.as_str() {
-        "token" => form(&said.request).into_keys().collect(),
-        _ => shape(&serde_json::from_str(&said.request).unwrap_or_default()),
-    };
-    json!({
-        "operation": said.operation, "method": said.method, "status": said.status,
-        "path": parts.collect::<Vec<_>>().join("/"), "request": request,
-        "answer": shape(&serde_json::from_str(&said.answer).unwrap_or_default()),
-    })
-}
-
-/// What a value is made of.
-fn shape(value: &Value) -> Value {
-    match value {
-        Value::Object(map) => {
-            map.iter().map(|(name, value)| (name.clone(), shape(value))).collect()
-        }
-        Value::Array(items) => items.iter().take(1).map(shape).collect(),
-        Value::String(_) => "text".into(),
-        Value::Number(_) => "number".into(),
-        Value::Bool(_) => "bool".into(),
-        Value::Null => Value::Null,
-    }
-}
-
-fn form(text: &str) -> BTreeMap<String, String> {
-    let asked = Asked {
-        method: hyper::Method::POST,
-        path: String::new(),
-        query: String::new(),
-        headers: hyper::HeaderMap::new(),
-        body: text.to_owned().into(),
-    };
-    asked.form()
 }

@@ -89,11 +89,14 @@ async fn what_another_version_than_the_announced_one_has_wrapped_is_not_taken() 
     let client = stage.connect().await;
     let key_id = client.key_id().await.unwrap();
     let by = |version| {
-        Reply::json(200, &json!({
-            "name": version_of(&stage.key, version), "ciphertext": "AAAA",
-            "ciphertextCrc32c": sidekey_rest::crc32c(&[0; 3]).to_string(),
-            "verifiedPlaintextCrc32c": true, "verifiedAdditionalAuthenticatedDataCrc32c": true,
-        }))
+        Reply::json(
+            200,
+            &json!({
+                "name": version_of(&stage.key, version), "ciphertext": "AAAA",
+                "ciphertextCrc32c": sidekey_rest::crc32c(&[0; 3]).to_string(),
+                "verifiedPlaintextCrc32c": true, "verifiedAdditionalAuthenticatedDataCrc32c": true,
+            }),
+        )
     };
     stage.server.answer(by(1));
     assert_eq!(client.encrypt(&key_id, PLAINTEXT, &call()).await.unwrap().key_id, key_id);

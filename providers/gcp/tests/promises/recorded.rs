@@ -11,19 +11,9 @@ use crate::support::{Stage, calm};
 /// Recorded by `full::machine::gcp_client` with cloud.google.com/go/kms.
 const RECORDED: &str = include_str!("../fixtures/google-client.json");
 
-/// The names in a JSON object, and of what kind each value is.
-fn shape(text: &str) -> BTreeMap<String, &'static str> {
-    let kind = |value: &Value| match value {
-        Value::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => "number in text",
-        Value::String(_) => "text",
-        Value::Number(_) => "number",
-        Value::Bool(_) => "bool",
-        Value::Object(_) => "object",
-        _ => "other",
-    };
-    let value: Value = serde_json::from_str(text).unwrap_or_default();
-    let fields = value.as_object().cloned().unwrap_or_default();
-    fields.iter().map(|(name, value)| (name.clone(), kind(value))).collect()
+/// Leaves the names of the fields alone.
+fn names(answer: &mut Value) {
+    answer.as_object_mut().unwrap().values_mut().for_each(|value| drop(value.take()));
 }
 
 /// The path without what is a matter of taste.
@@ -54,14 +44,15 @@ async fn our_requests_and_the_fakes_answers_have_the_form_that_googles_client_ha
             continue;
         }
         let theirs = recorded.get(&key).unwrap_or_else(|| panic!("{key:?} was never recorded"));
-        assert_eq!(ours.method, theirs.method, "{key:?}");
-        let mut expected = shape(&theirs.request);
+        let (mut ours, mut theirs) = (ours.shape(), theirs.shape());
         // It stands in the path.
-        expected.remove("name");
-        assert_eq!(shape(&ours.request), expected, "{key:?}");
-        let (ours, theirs) = (shape(&ours.answer), shape(&theirs.answer));
-        let names = |shape: &BTreeMap<String, _>| shape.keys().cloned().collect::<BTreeSet<_>>();
-        assert_eq!(names(&ours), names(&theirs), "{key:?}");
+        theirs["request"].as_object_mut().unwrap().remove("name");
+        for shape in [&mut ours, &mut theirs] {
+            // That client asks for enumerations as numbers.
+            shape["query"].take();
+            names(&mut shape["answer"]);
+        }
+        assert_eq!(ours, theirs, "{key:?}");
         compared.insert(key.0);
     }
     assert_eq!(compared.len(), 3, "{compared:?}");

@@ -131,7 +131,11 @@ async fn an_endpoint_that_asks_to_be_left_alone_is_not_asked_before() {
     for status in [429, 503] {
         let fake = Fake::https(|_| Reply::json(200, &json!({"access_token": "t"}))).await;
         let form = Form::Get("metadata", "true");
-        let lease = Lease::new(endpoint(&fake, form), sha256(format!("left alone {status}").as_bytes()), LOCKOUT);
+        let lease = Lease::new(
+            endpoint(&fake, form),
+            sha256(format!("left alone {status}").as_bytes()),
+            LOCKOUT,
+        );
         fake.answer(Reply::json(status, &json!({})).with("retry-after", "30"));
         let error = lease.get(soon()).await.err().unwrap();
         assert!(error.report().contains("left alone"), "{}", error.report());

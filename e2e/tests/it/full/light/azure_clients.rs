@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 use sidekey_e2e::fakes::azure::{Azure, KeyKind, TENANT};
-use sidekey_e2e::fakes::{Exchange, Fake};
+use sidekey_e2e::fakes::{Exchange, Fake, RECORD};
 use sidekey_e2e::golang::{AZURE_CLIENT, AZURE_KMS};
 use sidekey_e2e::kms::KmsClient;
 use sidekey_e2e::process::{Process, Spec};
@@ -33,7 +33,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 fn shapes(exchanges: &[Exchange]) -> BTreeSet<String> {
-    exchanges.iter().map(Exchange::shape).collect()
+    exchanges.iter().map(|exchange| exchange.shape().to_string()).collect()
 }
 
 /// Lets the client do all that it can, and tells what it said.
@@ -91,14 +91,14 @@ async fn microsofts_own_client_takes_the_fake_for_azure_and_says_what_is_kept() 
         said.extend(exchanges);
     }
     let mut seen = BTreeSet::new();
-    said.retain(|exchange| seen.insert(exchange.shape()));
-    if std::env::var_os("SIDEKEY_WRITE_FIXTURES").is_some() {
+    said.retain(|exchange| seen.insert(exchange.shape().to_string()));
+    if std::env::var_os(RECORD).is_some() {
         let mut text = serde_json::to_string_pretty(&said).unwrap();
         text.push('\n');
         std::fs::write(recorded(), text).unwrap();
     }
     let kept: Vec<Exchange> = serde_json::from_slice(&std::fs::read(recorded()).unwrap()).unwrap();
-    assert_eq!(shapes(&said), shapes(&kept), "write it anew with SIDEKEY_WRITE_FIXTURES=1");
+    assert_eq!(shapes(&said), shapes(&kept), "write it anew with {RECORD}=1");
 }
 
 #[tokio::test]

@@ -11,12 +11,11 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use sidekey_e2e::Scratch;
-use sidekey_e2e::fakes::Exchange;
 use sidekey_e2e::fakes::gcp::{DECRYPT, ENCRYPT, LOOK, MACHINE, Tokens};
+use sidekey_e2e::fakes::{Exchange, RECORD};
 use sidekey_e2e::gcp::{ACCOUNT, GcpBackend};
 use sidekey_e2e::golang::GCP_CLIENT;
 
-const RECORD: &str = "SIDEKEY_RECORD";
 const ALL: [&str; 3] = [ENCRYPT, DECRYPT, LOOK];
 const ROBOT: &str = "robot@example.iam.gserviceaccount.com";
 
@@ -216,16 +215,6 @@ fn recorded(exchanges: Vec<Exchange>) -> Vec<Exchange> {
     exchanges.into_iter().filter(of_keys).collect()
 }
 
-/// What must not differ between two recordings.
-fn lasting(exchange: &Exchange) -> (String, String, String, u16, Vec<String>, Vec<String>) {
-    let names = |text: &str| {
-        let value: Value = serde_json::from_str(text).unwrap_or_default();
-        value.as_object().map(|fields| fields.keys().cloned().collect()).unwrap_or_default()
-    };
-    let Exchange { operation, method, path, status, request, answer } = exchange.clone();
-    (operation, method, path, status, names(&request), names(&answer))
-}
-
 #[tokio::test]
 async fn googles_own_client_takes_what_the_fake_says() {
     let scene = Scene::start().await;
@@ -246,6 +235,6 @@ fn is_as_kept(said: &[Exchange]) {
     }
     let kept: Vec<Exchange> =
         serde_json::from_str(&std::fs::read_to_string(&fixture).unwrap()).unwrap();
-    let (said, kept) = (said.iter().map(lasting), kept.iter().map(lasting));
+    let (said, kept) = (said.iter().map(Exchange::shape), kept.iter().map(Exchange::shape));
     assert!(said.eq(kept), "the client says something else: look, and record it with {RECORD}=1");
 }

@@ -5,12 +5,10 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use sidekey_e2e::Scratch;
-use sidekey_e2e::fakes::Fake;
 use sidekey_e2e::fakes::ibm::{Conversation, KeyProtect};
+use sidekey_e2e::fakes::{Fake, RECORD};
 use sidekey_e2e::golang::KEYPROTECT_CLIENT;
 
-/// Set to write down what was said anew, after a change of the client or of the fake.
-const RECORD: &str = "SIDEKEY_E2E_RECORD";
 const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/fakes/ibm/go-client.json");
 const ALL: [&str; 8] =
     ["create", "metadata", "wrap", "unwrap", "rotate", "disable", "enable", "delete"];

@@ -204,7 +204,6 @@ fn process(flags: &Flags) -> Value {
         let healthz = healthz.trim_end_matches('/');
         document["health"] = json!([{
             "address": address, "healthz": healthz, "livez": format!("{healthz}/liveness"),
-            "metrics": "/metrics",
         }]);
     }
     let level = flags.get("kp-log-level").map(str::to_ascii_lowercase);

@@ -82,7 +82,6 @@ fn health_log_and_end_are_as_hypershift_wants_them() {
         [("KP_DATA_JSON", data.as_str()), ("HEALTHZ_PORT", ":8081"), ("LOG_LEVEL", "WARNING")];
     let health = json!([{
         "address": ":8081", "healthz": "/healthz", "livez": "/healthz/liveness",
-        "metrics": "/metrics",
     }]);
     let expected = json!({"linger": "125s", "health": health, "log": {"level": "warn"}});
     assert_eq!(process(&flags(&set).unwrap()), expected);

@@ -1,5 +1,5 @@
-//! Application Default Credentials, by which the replaced plugin, as all of Google's own clients,
-//! knows who it is: credential files, the metadata server, and what their tokens are exchanged for.
+//! Application Default Credentials, by which all of Google's own clients know who they are: credential
+//! files, the metadata server, and what their tokens are exchanged for.
 //!
 //! A file names the addresses that it is sent to. What is written there is believed, as Google's own
 //! clients do, but nothing leaves in plain text; but for the metadata server, which is near and

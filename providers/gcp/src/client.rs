@@ -18,9 +18,9 @@ use sidekey_rest::{crc32c, fingerprint, json, read, tls};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
+use crate::adc::{Login, named_files};
 use crate::codes::{odd, refused};
 use crate::config::Config;
-use crate::dropin::adc::{Login, named_files};
 
 /// For how long a refused login is not repeated: what is wrong may be mended at Google.
 const PAUSE: Duration = Duration::from_secs(60);

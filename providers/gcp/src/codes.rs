@@ -52,7 +52,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::dropin::adc::IMPERSONATE;
+    use crate::adc::IMPERSONATE;
 
     fn explained(action: &str, status: u16, body: &Value) -> Error {
         let status = StatusCode::from_u16(status).unwrap();

@@ -7,9 +7,9 @@ use sidekey_core::config::Problems;
 use sidekey_rest::files::check_absolute;
 use sidekey_rest::{Address, tls};
 
-use crate::dropin::adc;
+use crate::adc;
 use crate::dropin::data::{self, PluginFormat};
-use crate::dropin::name::{FORM, Named};
+use crate::name::{FORM, Named};
 
 /// One key of the configuration.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -79,6 +79,9 @@ impl Config {
     /// The files that a client is made of, but for those that they name in turn.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let bundle = tls::bundle(self.settings.ca_file.as_deref());
-        [bundle, self.credentials.gce_config.clone(), adc::file(&self.credentials)].into_iter().flatten().collect()
+        [bundle, self.credentials.gce_config.clone(), adc::file(&self.credentials)]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }

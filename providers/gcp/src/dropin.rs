@@ -1,9 +1,7 @@
 //! The command line of `sidekey-gcp`: that of GoogleCloudPlatform/k8s-cloudkms-plugin.
 
-pub(crate) mod adc;
 pub(crate) mod data;
 pub(crate) mod gce;
-pub(crate) mod name;
 
 use serde_json::{Value, json};
 use sidekey_core::{Answer, CommandLine, Error, Kind, NoCommand, Output};

@@ -21,10 +21,12 @@
 //! google-cloud-kms takes no other HTTP client, and so trusts by the system's store alone. These are
 //! three calls, over [`sidekey_rest`].
 
+mod adc;
 mod client;
 mod codes;
 mod config;
 mod dropin;
+mod name;
 #[cfg(test)]
 mod tests;
 
@@ -45,7 +47,7 @@ pub use config::Config;
 
 use client::{Account, Client};
 use codes::odd;
-use dropin::name::{Named, number, version_of};
+use name::{Named, number, version_of};
 
 /// For what no caller waits for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -76,7 +78,7 @@ impl Provider for Gcp {
     }
 
     fn named_files(config: &Config, files: &Files) -> Vec<PathBuf> {
-        dropin::adc::named_files(config, files)
+        adc::named_files(config, files)
     }
 
     /// Nothing is asked: a key that may only decrypt is as good.

@@ -1,4 +1,4 @@
-//! Resource names, which the replaced plugin's key_ids are: a key's,
+//! Resource names, as `kek.key` is one, and as the replaced plugin's key_ids are: a key's,
 //! `projects/P/locations/L/keyRings/R/cryptoKeys/K`, that of a version, and what may follow it.
 
 const PARTS: [&str; 4] = ["projects/", "/locations/", "/keyRings/", "/cryptoKeys/"];

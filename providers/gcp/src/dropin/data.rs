@@ -9,9 +9,9 @@ use sidekey_core::config::Problems;
 use sidekey_core::{Error, KeyId};
 use sidekey_rest::Address;
 
-use super::name::{FORM, Named};
 use crate::Gcp;
 use crate::config::Config;
+use crate::name::{FORM, Named};
 
 /// What is written in the form of that plugin.
 #[derive(Clone, Debug, Default, Deserialize)]

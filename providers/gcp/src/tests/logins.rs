@@ -8,7 +8,7 @@ use sidekey_rest::testing::takes_no_bad_answer;
 use sidekey_rest::{Http, Limits, Proxy, Trust};
 
 use super::*;
-use crate::dropin::adc::Login;
+use crate::adc::Login;
 
 const HOUR: Duration = Duration::from_secs(3600);
 const ALL: [&str; 3] = [ENCRYPT, DECRYPT, LOOK];

@@ -5,13 +5,9 @@
 use serde::Deserialize;
 use sidekey_core::{Error, Kind};
 use sidekey_rest::Answer;
-use sidekey_rest::codes::{Code, Refusal};
+use sidekey_rest::codes::{Code, Refusal, code};
 
 use crate::client::Deed;
-
-const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'static str) -> Code {
-    Code { action, code, kind, hint }
-}
 
 #[rustfmt::skip]
 const CODES: &[Code] = &[

@@ -213,10 +213,8 @@ impl Settings {
             ("gateway", &self.gateway),
         ];
         for (field, url) in urls {
-            match url.as_deref().map(Address::parse) {
-                Some(Err(why)) => problems.add(field, &why),
-                Some(Ok(address)) => address.check_exposed(field, self.allow_plaintext, problems),
-                None => {}
+            if let Some(url) = url {
+                Address::check(field, url, self.allow_plaintext, problems);
             }
         }
         match self.authority.as_deref().map(Base::parse) {

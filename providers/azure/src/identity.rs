@@ -15,7 +15,7 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use serde_json::json;
 use sidekey_core::certificate::Certificate;
 use sidekey_core::{Error, Files, Kind, Secret, sha256};
-use sidekey_rest::codes::Code;
+use sidekey_rest::codes::{Code, code};
 use sidekey_rest::files::one_line;
 use sidekey_rest::lease::{Grant, Lease, Source};
 use sidekey_rest::oauth::{Field, Form, Signer, TokenEndpoint};
@@ -60,22 +60,11 @@ pub(crate) struct Entra {
     headers: HeaderMap,
 }
 
-const fn code(code: &'static str, kind: Kind, hint: &'static str) -> Code {
-    Code { action: "", code, kind, hint }
-}
-
+#[rustfmt::skip]
 const CODES: &[Code] = &[
-    code("invalid_resource", Kind::Config, "check the cloud: the tenant knows no such service"),
-    code(
-        "invalid_request",
-        Kind::Denied,
-        "check tenant, client and credential; of a managed identity, that it is assigned to this machine",
-    ),
-    code(
-        "unauthorized_client|invalid_client",
-        Kind::Denied,
-        "check tenant, client and credential; of a federated token, the subject and issuer that the client trusts",
-    ),
+    code("", "invalid_resource", Kind::Config, "check the cloud: the tenant knows no such service"),
+    code("", "invalid_request", Kind::Denied, "check tenant, client and credential; of a managed identity, that it is assigned to this machine"),
+    code("", "unauthorized_client|invalid_client", Kind::Denied, "check tenant, client and credential; of a federated token, the subject and issuer that the client trusts"),
 ];
 
 impl Source for Entra {

@@ -16,7 +16,7 @@ use http::{Method, Uri};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use sidekey_core::{Error, Files, Kind, Secret};
-use sidekey_rest::codes::Code;
+use sidekey_rest::codes::{Code, code};
 use sidekey_rest::lease::{Grant, Source};
 use sidekey_rest::oauth::{Field, Form, Signer, TokenEndpoint};
 use sidekey_rest::{Address, Http, Request, read, secret_header};
@@ -43,19 +43,10 @@ const NO_MACHINE: &str = "outside of Google Cloud there is no metadata server: s
 const LIFE: u64 = 3600;
 
 /// What Google's token endpoints say beyond OAuth's own codes.
+#[rustfmt::skip]
 const CODES: &[Code] = &[
-    Code {
-        action: "",
-        code: "invalid_target|invalid_request",
-        kind: Kind::Denied,
-        hint: "check audience and subject_token_type in the credential file, and the workload identity pool",
-    },
-    Code {
-        action: "",
-        code: "deleted_client|account_disabled",
-        kind: Kind::Denied,
-        hint: "the account was deleted or disabled",
-    },
+    code("", "invalid_target|invalid_request", Kind::Denied, "check audience and subject_token_type in the credential file, and the workload identity pool"),
+    code("", "deleted_client|account_disabled", Kind::Denied, "the account was deleted or disabled"),
 ];
 
 /// Where tokens come from.

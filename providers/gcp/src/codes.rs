@@ -6,11 +6,7 @@
 use serde_json::Value;
 use sidekey_core::{Error, Kind};
 use sidekey_rest::Answer;
-use sidekey_rest::codes::{Code, Refusal};
-
-const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'static str) -> Code {
-    Code { action, code, kind, hint }
-}
+use sidekey_rest::codes::{Code, Refusal, code};
 
 #[rustfmt::skip]
 const CODES: &[Code] = &[

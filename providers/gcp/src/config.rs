@@ -48,6 +48,12 @@ pub(crate) struct Credentials {
     pub(crate) anonymous: bool,
 }
 
+impl Settings {
+    fn address(&self) -> &str {
+        self.endpoint.as_deref().unwrap_or("https://cloudkms.googleapis.com")
+    }
+}
+
 impl Config {
     /// Every mistake that types cannot express.
     pub(crate) fn check(&self, problems: &mut Problems) {
@@ -58,10 +64,8 @@ impl Config {
             problems.add("kek.key", FORM);
         }
         data::check(self, problems);
-        match self.endpoint() {
-            Err(why) => problems.add("settings.endpoint", &why),
-            Ok(at) => at.check_exposed("settings.endpoint", settings.allow_plaintext, problems),
-        }
+        let allowed = settings.allow_plaintext;
+        Address::check("settings.endpoint", settings.address(), allowed, problems);
         let paths = [
             ("settings.caFile", settings.ca_file.as_deref()),
             ("credentials.file", credentials.file.as_deref()),
@@ -72,8 +76,7 @@ impl Config {
 
     /// Where Cloud KMS is asked.
     pub(crate) fn endpoint(&self) -> Result<Address, String> {
-        let set = self.settings.endpoint.as_deref();
-        Address::parse(set.unwrap_or("https://cloudkms.googleapis.com"))
+        Address::parse(self.settings.address())
     }
 
     /// The files that a client is made of, but for those that they name in turn.

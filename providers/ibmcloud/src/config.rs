@@ -8,14 +8,14 @@ use http::header::HeaderValue;
 use serde::Deserialize;
 use sidekey_core::config::Problems;
 use sidekey_core::{Error, Files, Kind, Secret};
-use sidekey_rest::codes::Code;
+use sidekey_rest::codes::{Code, code};
 use sidekey_rest::files::{check_absolute, one_line};
 use sidekey_rest::oauth::{Field, Form, TokenEndpoint};
 use sidekey_rest::{Address, Http, Trust, tls};
 
 use crate::dropin::given::given;
 use crate::dropin::older::OlderKek;
-use crate::root_key::{RootKey, code};
+use crate::root_key::RootKey;
 use crate::session::Session;
 
 /// Longest name of a key ring, profile or correlation.
@@ -58,7 +58,7 @@ pub(crate) struct Settings {
     correlation_id: Option<String>,
     token_url: Option<String>,
     ca_file: Option<PathBuf>,
-    allow_plaintext: bool,
+    pub(crate) allow_plaintext: bool,
     older_keks: Vec<OlderKek>,
 }
 
@@ -163,7 +163,7 @@ impl Kek {
 impl Settings {
     fn check(&self, problems: &mut Problems) {
         if let Some(text) = problems.require("address", &self.address) {
-            self.check_address(text, problems);
+            Address::check("address", text, self.allow_plaintext, problems);
         }
         match self.token_url() {
             Some((address, _)) => {
@@ -175,13 +175,6 @@ impl Settings {
         check_name("correlationId", self.correlation_id.as_deref(), problems);
         check_absolute(&[("caFile", self.ca_file.as_deref())], problems);
         OlderKek::check_all(&self.older_keks, self, problems);
-    }
-
-    pub(crate) fn check_address(&self, text: &str, problems: &mut Problems) {
-        match Address::parse(text) {
-            Err(why) => problems.add("address", &why),
-            Ok(address) => address.check_exposed("address", self.allow_plaintext, problems),
-        }
     }
 
     /// Where tokens are had, and the path there.

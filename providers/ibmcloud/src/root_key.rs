@@ -10,7 +10,7 @@ use http::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sidekey_core::{Call, Error, KeyId, Kind, Provider, Secret, hex};
-use sidekey_rest::codes::{Code, Refusal};
+use sidekey_rest::codes::{Code, Refusal, code};
 use sidekey_rest::naming::{Version, scope};
 use sidekey_rest::{Address, Answer, Http, Request, json, read};
 use tokio::time::Instant;
@@ -38,15 +38,6 @@ const CODES: [Code; 6] = [
     code("", "KEY_ROOT_REQ_ERR|KEY_ROOT_REQ_REG_ERR", Kind::Config, "kek.key must be a root key: a standard key cannot wrap"),
     code("", "UNAUTHORIZED_ERR|BEARER_SUB_EXTRACTION_ERR|FORBIDDEN_ERR", Kind::Denied, "give the service ID or trusted profile the role Reader on this key, and check kek.instance"),
 ];
-
-pub(crate) const fn code(
-    action: &'static str,
-    code: &'static str,
-    kind: Kind,
-    hint: &'static str,
-) -> Code {
-    Code { action, code, kind, hint }
-}
 
 /// One root key and the way to it.
 pub(crate) struct RootKey {

@@ -86,6 +86,15 @@ impl Address {
         }
     }
 
+    /// Reports a text that is no address, or one whose plain text could leave this machine, unless
+    /// that is `allowed`.
+    pub fn check(field: &str, text: &str, allowed: bool, problems: &mut Problems) {
+        match Self::parse(text) {
+            Err(why) => problems.add(field, &why),
+            Ok(address) => address.check_exposed(field, allowed, problems),
+        }
+    }
+
     /// Reports an address whose plain text could leave this machine, unless that is `allowed`.
     pub fn check_exposed(&self, path: &str, allowed: bool, problems: &mut Problems) {
         if self.is_exposed() && !allowed {

@@ -26,6 +26,16 @@ pub struct Code {
     pub hint: &'static str,
 }
 
+/// One line of a table.
+pub const fn code(
+    action: &'static str,
+    code: &'static str,
+    kind: Kind,
+    hint: &'static str,
+) -> Code {
+    Code { action, code, kind, hint }
+}
+
 /// A refusal as a vendor wrote it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Refusal<'a> {

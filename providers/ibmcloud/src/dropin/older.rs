@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use sidekey_core::Error;
 use sidekey_core::config::Problems;
+use sidekey_rest::Address;
 
 use crate::config::{Kek, Settings, check_name};
 use crate::root_key::RootKey;
@@ -33,7 +34,7 @@ impl OlderKek {
             problems.within(&format!("olderKeks[{index}]"), |problems| {
                 kek.kek().check(problems);
                 if let Some(text) = &kek.address {
-                    settings.check_address(text, problems);
+                    Address::check("address", text, settings.allow_plaintext, problems);
                 }
                 check_name("keyRing", kek.key_ring.as_deref(), problems);
                 check_name("correlationId", kek.correlation_id.as_deref(), problems);

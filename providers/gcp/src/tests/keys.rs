@@ -129,7 +129,7 @@ async fn a_key_that_hangs_takes_no_turn_from_another_of_the_same_account() {
     }
     let patience = sidekey_e2e::wait::PATIENCE;
     let all = sidekey_e2e::eventually("every turn is taken", patience, async || {
-        let taken = stage.asked("/hangs:encrypt");
+        let taken = stage.asked("/hangs/cryptoKeyVersions/1:encrypt");
         anyhow::ensure!(taken == turns, "{taken}");
         Ok(())
     });

@@ -244,7 +244,7 @@ impl Exchange {
     pub fn shape(&self) -> Value {
         let (path, query) = self.path.split_once('?').unwrap_or((&self.path, ""));
         let hex = |part: &str| part.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit());
-        let lasts = |part: &&str| !part.is_empty() && !(part.len() >= 32 && hex(part));
+        let lasts = |part: &&str| !(part.is_empty() || part.len() >= 32 && hex(part));
         let path: Vec<_> = path.split('/').filter(lasts).collect();
         let request = match serde_json::from_str(&self.request) {
             Ok(value) => types(&value),

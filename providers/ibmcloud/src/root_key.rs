@@ -171,7 +171,7 @@ impl RootKey {
         let text = reason["message"].as_str().or_else(|| said["errorMsg"].as_str());
         let (object, status) = (self.id.as_str(), answer.status.as_u16());
         // In its own form it is its own also without a reason.
-        let code = reason["code"].as_str().or(text.map(|_| "no code"));
+        let code = reason["code"].as_str().or_else(|| text.map(|_| "no code"));
         let refusal = Refusal { action, object, status, code, text: text.unwrap_or_default() };
         Err(refusal.explain_of("Key Protect", &CODES))
     }

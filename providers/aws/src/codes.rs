@@ -19,6 +19,7 @@ const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'stat
 const ROTATE: &str = "kms:RotateKeyOnDemand";
 const STS: &str = "sts:";
 const XKS: &str =
+const NOT_AWS: &str = "it is not AWS that says so: see what stands before it";
     "the external key store does not answer: see to its proxy, or connect the key store";
 
 /// Codes that say that the credentials themselves are no longer any good.
@@ -112,6 +113,10 @@ fn refused(refusal: Refusal<'_>) -> Error {
         return refusal.error(Kind::Unavailable, XKS);
     }
     let error = refusal.explain(CODES);
+    // AWS gives every refusal a code. A firewall or a portal in its place does not, and may pass.
+    if refusal.code.is_none() && matches!(refusal.status, 401 | 403) {
+        return refusal.error(Kind::Unavailable, NOT_AWS);
+    }
     if is_one(refusal.code, CREDENTIALS) { error.after_reload() } else { error }
 }
 
@@ -177,7 +182,8 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
 
 /// What STS says: new files may help, waiting does not.
 fn final_word(error: Error) -> Error {
-    error.after_reload().lasting()
+    let error = error.after_reload();
+    if error.kind().is_transient() { error } else { error.lasting() }
 }
 
 /// Trouble with an external or custom key store: KMS gives it no code of its own.
@@ -262,7 +268,16 @@ mod tests {
         let kind = |status| error("kms:Encrypt", None, status, "").kind();
         assert_eq!(kind(503), Kind::Unavailable);
         assert_eq!(kind(429), Kind::Throttled);
-        assert_eq!(kind(403), Kind::Denied);
+    }
+
+    #[test]
+    fn a_refusal_without_a_code_is_not_of_aws_and_may_pass() {
+        for status in [401, 403] {
+            let error = error("kms:Decrypt", None, status, "");
+            assert_eq!(error.kind(), Kind::Unavailable, "{}", error.report());
+            assert!(error.report().contains("not AWS that says so"), "{}", error.report());
+        }
+        assert_eq!(error("sts:AssumeRole", Some("AccessDenied"), 403, "").kind(), Kind::Denied);
     }
 
     #[test]

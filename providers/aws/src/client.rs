@@ -41,6 +41,7 @@ use crate::codes;
 use crate::config::{Config, Credentials, Settings};
 use crate::dropin::environment::Environment;
 use crate::dropin::retries::Budget;
+use crate::not_kms;
 use crate::sources::{self, Chain};
 
 /// More than KMS ever answers.
@@ -314,10 +315,8 @@ impl Account {
 
 impl Deed<'_> {
     fn unreadable(&self) -> Failure {
-        let what = format!("{} on {} was answered with something else", self.action, self.object);
-        Error::new(Kind::Unavailable, what)
-            .with_hint("see whether the endpoint is AWS KMS and whether a proxy stands between")
-            .into()
+        let (action, object) = (self.action, self.object);
+        not_kms(format!("{action} on {object} was answered with something else")).into()
     }
 }
 

@@ -3,11 +3,12 @@
 //! The code alone decides the kind, with one exception that the tests pin: trouble with an
 //! external key store comes under codes that mean something else, and only the text tells.
 
+use aws_config::meta::ProviderChainError;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_sts::operation::assume_role::AssumeRoleError;
 use aws_sdk_sts::operation::assume_role_with_web_identity::AssumeRoleWithWebIdentityError;
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
-use aws_smithy_runtime_api::client::result::SdkError;
+use aws_smithy_runtime_api::client::result::{ConnectorError, SdkError};
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 use sidekey_core::{Error, Kind};
 use sidekey_rest::codes::{Code, Refusal, chain};
@@ -18,8 +19,8 @@ const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'stat
 
 const ROTATE: &str = "kms:RotateKeyOnDemand";
 const STS: &str = "sts:";
-const XKS: &str =
 const NOT_AWS: &str = "it is not AWS that says so: see what stands before it";
+const XKS: &str =
     "the external key store does not answer: see to its proxy, or connect the key store";
 
 /// Codes that say that the credentials themselves are no longer any good.
@@ -112,11 +113,11 @@ fn refused(refusal: Refusal<'_>) -> Error {
     {
         return refusal.error(Kind::Unavailable, XKS);
     }
-    let error = refusal.explain(CODES);
     // AWS gives every refusal a code. A firewall or a portal in its place does not, and may pass.
     if refusal.code.is_none() && matches!(refusal.status, 401 | 403) {
         return refusal.error(Kind::Unavailable, NOT_AWS);
     }
+    let error = refusal.explain(CODES);
     if is_one(refusal.code, CREDENTIALS) { error.after_reload() } else { error }
 }
 
@@ -161,7 +162,8 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
             "check the network to STS or IMDS",
         ),
         CredentialsError::CredentialsNotLoaded(_) => (
-            Kind::Config,
+            // That nothing is set up is also said where the metadata service cannot be reached.
+            if is_unreached(error) { Kind::Unavailable } else { Kind::Config },
             "there are no AWS credentials",
             "set credentials in the configuration, or AWS_SHARED_CREDENTIALS_FILE or \
              AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN; on EC2 see whether IMDS answers",
@@ -180,7 +182,19 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
     Error::new(kind, format!("{what}: {}", chain(error))).with_hint(hint).after_reload()
 }
 
-/// What STS says: new files may help, waiting does not.
+/// Whether what is below was not sent, of any that a chain has tried.
+fn is_unreached(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |cause| cause.source());
+    causes.any(|cause| {
+        let tried = cause.downcast_ref::<ProviderChainError<CredentialsError>>();
+        cause.is::<ConnectorError>()
+            || tried.is_some_and(|tried| {
+                tried.attempts().iter().any(|tried| is_unreached(tried.error()))
+            })
+    })
+}
+
+/// What STS says: new files may help, and waiting does not where it has refused.
 fn final_word(error: Error) -> Error {
     let error = error.after_reload();
     if error.kind().is_transient() { error } else { error.lasting() }

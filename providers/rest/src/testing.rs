@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -62,6 +63,7 @@ struct State {
     /// Answered before the script is asked, one each.
     next: Mutex<VecDeque<Reply>>,
     seen: Mutex<Vec<Seen>>,
+    connections: AtomicUsize,
 }
 
 impl Reply {
@@ -105,7 +107,8 @@ impl Fake {
         let acceptor = tls.then(|| TlsAcceptor::from(Arc::new(config)));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let address = listener.local_addr().expect("an address");
-        let state = Arc::new(State { script, next: Mutex::default(), seen: Mutex::default() });
+        let (next, seen, connections) = Default::default();
+        let state = Arc::new(State { script, next, seen, connections });
         let accepting = tokio::spawn(accept(listener, acceptor, state.clone())).abort_handle();
         Self { address, tls, state, accepting, ca: certified.cert.pem() }
     }
@@ -141,6 +144,11 @@ impl Fake {
     pub fn seen(&self) -> Vec<Seen> {
         lock(&self.state.seen).clone()
     }
+
+    /// How many connections were made to it so far.
+    pub fn connections(&self) -> usize {
+        self.state.connections.load(Ordering::SeqCst)
+    }
 }
 
 impl Drop for Fake {
@@ -152,6 +160,7 @@ impl Drop for Fake {
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, state: Arc<State>) {
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
+        state.connections.fetch_add(1, Ordering::SeqCst);
         let (acceptor, state) = (acceptor.clone(), state.clone());
         connections.spawn(async move {
             let service = service_fn(move |request| answer(state.clone(), request));

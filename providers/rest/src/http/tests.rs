@@ -5,7 +5,7 @@ use hyper_util::client::legacy::connect::dns::Name;
 use serde_json::json;
 use sidekey_core::Files;
 use sidekey_core::tls::Unusable;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener};
 use tower::util::BoxCloneSyncService;
 
@@ -50,7 +50,7 @@ async fn server(each: usize, rude: bool, mute: bool) -> Server {
 }
 
 /// Reads a head.
-async fn take(stream: &mut TcpStream, requests: &AtomicUsize) -> bool {
+async fn take(stream: &mut (impl AsyncRead + Unpin), requests: &AtomicUsize) -> bool {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         match stream.read_u8().await {
@@ -255,6 +255,39 @@ async fn a_certificate_that_is_not_trusted_is_a_fault_that_may_pass_with_a_hint_
     assert!(error.hint().unwrap().contains("set settings.caBundle"), "{}", error.report());
     assert!(fake.seen().is_empty());
     assert!(get(&trusting(&fake, Proxy::default()), &address).await.is_ok());
+/// Answers `each` requests on every connection, and closes it with the next one.
+fn agent(path: &std::path::Path, each: usize) -> Arc<AtomicUsize> {
+    let listener = UnixListener::bind(path).unwrap();
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = requests.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            for _ in 0..each {
+                take(&mut stream, &counted).await;
+                stream.write_all(OK).await.unwrap_or_default();
+            }
+            take(&mut stream, &counted).await;
+        }
+    });
+    requests
+}
+
+#[tokio::test]
+async fn a_call_that_meets_a_stale_unix_socket_is_sent_once_more_and_a_new_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let [stale, broken] = ["stale.sock", "broken.sock"].map(|name| dir.path().join(name));
+    agent(&stale, 1);
+    let (http, stale) = (client(Limits::default()), Address::Unix(stale));
+    for _ in 0..20 {
+        let answer = get(&http, &stale).await;
+        assert!(answer.is_ok(), "{}", answer.err().unwrap().report());
+    }
+    let requests = agent(&broken, 0);
+    let (http, broken) = (client(Limits::default()), Address::Unix(broken));
+    assert_eq!(get(&http, &broken).await.err().unwrap().kind(), Kind::Unavailable);
+    assert_eq!(requests.load(Ordering::SeqCst), 1);
+}
+
 }
 
 #[tokio::test]
@@ -363,6 +396,20 @@ async fn what_cannot_be_reached_is_told_with_its_address_and_what_to_check() {
     drop(listener);
     let error = get(&client(Limits::default()), &address).await.err().unwrap();
     assert_eq!(error.kind(), Kind::Unavailable);
+#[tokio::test]
+async fn a_slow_way_to_a_new_connection_costs_none_of_those_that_are_kept() {
+    let (server, http) = (server(usize::MAX, false, false).await, client(Limits::default()));
+    assert!(get(&http, &server.address).await.is_ok());
+    let Address::Tcp { port, .. } = server.address else { panic!() };
+    let held = black_hole("127.0.0.4", port).await;
+    let nowhere = Address::parse(&format!("http://127.0.0.4:{port}")).unwrap();
+    let late = http.ask(&nowhere, Request::new(Method::GET, "/"), soon(1)).await;
+    assert_eq!(late.err().unwrap().kind(), Kind::Timeout);
+    assert!(get(&http, &server.address).await.is_ok());
+    assert_eq!(server.connections.load(Ordering::SeqCst), 1);
+    drop(held);
+}
+
     assert!(error.report().contains(&address.to_string()), "{}", error.report());
     assert!(error.hint().unwrap().contains("network"));
 }

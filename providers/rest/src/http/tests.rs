@@ -128,7 +128,7 @@ async fn what_must_be_sent_once_takes_a_new_connection_and_is_never_sent_again()
 }
 
 #[tokio::test]
-async fn there_are_never_more_connections_than_calls_may_run() {
+async fn no_more_calls_run_at_a_time_than_may() {
     let limits = Limits { calls: 3, ..Limits::default() };
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let counted = (running.clone(), most.clone());

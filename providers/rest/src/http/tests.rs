@@ -24,6 +24,11 @@ struct Server {
 /// Answers `each` requests on every connection. Then it closes it without a word, or with the next
 /// request if `rude`, or never says anything any more if `mute`.
 async fn server(each: usize, rude: bool, mute: bool) -> Server {
+    server_for(1, each, rude, mute).await
+}
+
+/// The same, which answers nothing before there are `first` requests.
+async fn server_for(first: usize, each: usize, rude: bool, mute: bool) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = Address::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let (connections, requests): (Arc<AtomicUsize>, Arc<AtomicUsize>) = Default::default();
@@ -36,6 +41,9 @@ async fn server(each: usize, rude: bool, mute: bool) -> Server {
                 for _ in 0..each {
                     if !take(&mut stream, &requests).await {
                         return;
+                    }
+                    while requests.load(Ordering::SeqCst) < first {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
                     }
                     stream.write_all(OK).await.unwrap_or_default();
                 }
@@ -158,7 +166,8 @@ async fn no_more_calls_run_at_a_time_than_may() {
 
 #[tokio::test]
 async fn kept_connections_that_swallow_requests_cost_one_try_and_not_one_each() {
-    let (server, http) = (server(1, false, true).await, client(Limits::default()));
+    // All at once, so that each has a connection of its own and none is given another's.
+    let (server, http) = (server_for(8, 1, false, true).await, client(Limits::default()));
     let calls: Vec<_> = (0..8)
         .map(|_| {
             let (http, address) = (http.clone(), server.address.clone());
@@ -246,15 +255,6 @@ async fn a_unix_socket_is_spoken_to_like_any_other_server() {
     assert!(error.report().contains("gone.sock") && error.report().contains("agent"));
 }
 
-#[tokio::test]
-async fn a_certificate_that_is_not_trusted_is_a_fault_that_may_pass_with_a_hint_of_its_own() {
-    let fake = Fake::https(|_| Reply::json(200, &json!({}))).await;
-    let address = Address::parse(&fake.url()).unwrap();
-    let error = get(&client(Limits::default()), &address).await.err().unwrap();
-    assert_eq!(error.kind(), Kind::Unavailable);
-    assert!(error.hint().unwrap().contains("set settings.caBundle"), "{}", error.report());
-    assert!(fake.seen().is_empty());
-    assert!(get(&trusting(&fake, Proxy::default()), &address).await.is_ok());
 /// Answers `each` requests on every connection, and closes it with the next one.
 fn agent(path: &std::path::Path, each: usize) -> Arc<AtomicUsize> {
     let listener = UnixListener::bind(path).unwrap();
@@ -288,6 +288,15 @@ async fn a_call_that_meets_a_stale_unix_socket_is_sent_once_more_and_a_new_one_i
     assert_eq!(requests.load(Ordering::SeqCst), 1);
 }
 
+#[tokio::test]
+async fn a_certificate_that_is_not_trusted_is_a_fault_that_may_pass_with_a_hint_of_its_own() {
+    let fake = Fake::https(|_| Reply::json(200, &json!({}))).await;
+    let address = Address::parse(&fake.url()).unwrap();
+    let error = get(&client(Limits::default()), &address).await.err().unwrap();
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert!(error.hint().unwrap().contains("set settings.caBundle"), "{}", error.report());
+    assert!(fake.seen().is_empty());
+    assert!(get(&trusting(&fake, Proxy::default()), &address).await.is_ok());
 }
 
 #[tokio::test]
@@ -381,21 +390,12 @@ async fn dead_addresses_before_a_good_one_cost_no_request() {
         &["::1", "127.0.0.1"],
         &["::1", "::1", "127.0.0.2", "127.0.0.3", "127.0.0.1"],
     ] {
-        // The share of one try of a Decrypt that has 3 s.
-        let deadline = Instant::now() + Duration::from_millis(1800);
-        let asked = resolving(ips).ask(&address, Request::new(Method::GET, "/"), deadline).await;
+        let asked = resolving(ips).ask(&address, Request::new(Method::GET, "/"), soon(3)).await;
         assert!(asked.is_ok(), "{ips:?}: {}", asked.err().unwrap().report());
     }
     drop(held);
 }
 
-#[tokio::test]
-async fn what_cannot_be_reached_is_told_with_its_address_and_what_to_check() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = Address::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
-    drop(listener);
-    let error = get(&client(Limits::default()), &address).await.err().unwrap();
-    assert_eq!(error.kind(), Kind::Unavailable);
 #[tokio::test]
 async fn a_slow_way_to_a_new_connection_costs_none_of_those_that_are_kept() {
     let (server, http) = (server(usize::MAX, false, false).await, client(Limits::default()));
@@ -410,6 +410,13 @@ async fn a_slow_way_to_a_new_connection_costs_none_of_those_that_are_kept() {
     drop(held);
 }
 
+#[tokio::test]
+async fn what_cannot_be_reached_is_told_with_its_address_and_what_to_check() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = Address::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    drop(listener);
+    let error = get(&client(Limits::default()), &address).await.err().unwrap();
+    assert_eq!(error.kind(), Kind::Unavailable);
     assert!(error.report().contains(&address.to_string()), "{}", error.report());
     assert!(error.hint().unwrap().contains("network"));
 }

@@ -320,7 +320,7 @@ async fn the_last_token_serves_while_a_new_login_is_refused() {
             return Reply::error(400, "invalid role or secret ID");
         }
         if seen.is("/login") || seen.is("/renew-self") {
-            let auth = json!({"client_token": "t", "lease_duration": 6, "renewable": false});
+            let auth = json!({"client_token": "t", "lease_duration": 24, "renewable": false});
             return Reply::new(200, &json!({"auth": auth}));
         }
         sound(seen, "t", &[MADE])

@@ -155,6 +155,7 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
         }
         cause = error.source();
     }
+    let unsent = unsent(error);
     let (kind, what, hint) = match error {
         CredentialsError::ProviderTimedOut(_) => (
             Kind::Timeout,
@@ -163,7 +164,7 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
         ),
         CredentialsError::CredentialsNotLoaded(_) => (
             // That nothing is set up is also said where the metadata service cannot be reached.
-            if is_unreached(error) { Kind::Unavailable } else { Kind::Config },
+            if unsent.is_some() { Kind::Unavailable } else { Kind::Config },
             "there are no AWS credentials",
             "set credentials in the configuration, or AWS_SHARED_CREDENTIALS_FILE or \
              AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN; on EC2 see whether IMDS answers",
@@ -179,18 +180,19 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
             "check the credential files, and the network to STS or IMDS",
         ),
     };
-    Error::new(kind, format!("{what}: {}", chain(error))).with_hint(hint).after_reload()
+    let why = chain(unsent.unwrap_or(error));
+    Error::new(kind, format!("{what}: {why}")).with_hint(hint).after_reload()
 }
 
-/// Whether what is below was not sent, of any that a chain has tried.
-fn is_unreached(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut causes = std::iter::successors(Some(error), |cause| cause.source());
-    causes.any(|cause| {
+/// A cause of an error.
+type Cause<'a> = &'a (dyn std::error::Error + 'static);
+
+/// What kept a call from being sent, be it of one that a chain has tried.
+fn unsent(error: Cause<'_>) -> Option<Cause<'_>> {
+    std::iter::successors(Some(error), |cause| cause.source()).find_map(|cause| {
         let tried = cause.downcast_ref::<ProviderChainError<CredentialsError>>();
-        cause.is::<ConnectorError>()
-            || tried.is_some_and(|tried| {
-                tried.attempts().iter().any(|tried| is_unreached(tried.error()))
-            })
+        let tried = tried.and_then(|all| all.attempts().iter().find_map(|one| unsent(one.error())));
+        tried.or_else(|| cause.is::<ConnectorError>().then_some(cause))
     })
 }
 

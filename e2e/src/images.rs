@@ -228,9 +228,7 @@ async fn one(
     let files = scratch.path().join("files");
     let (platform, binary) = take_binary(options, &name, &files.join(&name)).await?;
     let is_fips = is_fips(&files.join(&name))?;
-    ensure!(is_fips || !options.fips, "{name} was built without the FIPS module");
-    let tagged = options.tag.as_deref().is_none_or(|tag| tag.ends_with("-fips") || !is_fips);
-    ensure!(tagged, "{name} was built with the FIPS module: its tag must end in -fips");
+    check_tag(&name, options.tag.as_deref(), is_fips, options.fips)?;
     let bom = Bom::ask_cargo(&name, platform, is_fips).await?;
     let version = if is_fips { fips(bom.version()) } else { bom.version().to_owned() };
     let tag = options.tag.as_deref().unwrap_or(&version);
@@ -291,6 +289,18 @@ fn is_fips(binary: &Path) -> Result<bool> {
     Ok(fs::read(binary)?.windows(wanted.len()).any(|part| part == wanted.as_bytes()))
 }
 
+/// Whether a binary may go into an image of that tag. One with the FIPS module never hides it.
+fn check_tag(name: &str, tag: Option<&str>, is_fips: bool, must_be: bool) -> Result<()> {
+    ensure!(is_fips || !must_be, "{name} was built without the FIPS module");
+    let says = tag.map_or(is_fips, |tag| tag.ends_with("-fips"));
+    ensure!(says || !is_fips, "{name} was built with the FIPS module: its tag must end in -fips");
+    ensure!(
+        is_fips || !says,
+        "{name} was built without the FIPS module: its tag must not end in -fips"
+    );
+    Ok(())
+}
+
 /// The version of a build with the FIPS module, which is the tag of its image.
 fn fips(version: &str) -> String {
     format!("{version}-fips")
@@ -298,4 +308,34 @@ fn fips(version: &str) -> String {
 
 fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_says_fips_where_the_binary_is_and_nowhere_else() {
+        let may = |tag, is_fips, must_be| check_tag("sidekey-x", tag, is_fips, must_be).is_ok();
+        assert!(may(None, false, false) && may(None, true, false) && may(None, true, true));
+        assert!(may(Some("v1"), false, false) && may(Some("v1-fips"), true, true));
+        assert!(!may(Some("v1"), true, false), "it would be hidden");
+        assert!(!may(Some("v1-fips"), false, false), "it would be claimed");
+        for tag in [None, Some("v1"), Some("v1-fips")] {
+            assert!(!may(tag, false, true), "it was asked for, and is not there");
+        }
+        assert!(!may(Some("v1-fips.1"), true, true));
+    }
+
+    #[test]
+    fn a_binary_is_known_by_the_version_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sidekey-x");
+        for (text, expected) in
+            [(env!("CARGO_PKG_VERSION").to_owned(), false), (fips(env!("CARGO_PKG_VERSION")), true)]
+        {
+            fs::write(&path, format!("\0ELF {text} \0")).unwrap();
+            assert_eq!(is_fips(&path).unwrap(), expected, "{text}");
+        }
+    }
 }

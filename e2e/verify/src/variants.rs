@@ -17,6 +17,9 @@ const FIPS: &str = "FIPS";
 /// The tests that every provider has, by the name of their executable.
 const CONFORMANCE: &str = "conformance";
 
+/// The module of the same for the shim, which looks at the gauges of both too.
+const SHIM_CONFORMANCE: &str = "::shim_conformance::";
+
 /// Where the binaries with the FIPS module stay.
 const BINARIES: &str = "fips";
 
@@ -75,20 +78,25 @@ impl Stages<'_> {
         true
     }
 
-    /// The conformance tests of all providers, for binaries with the FIPS module.
+    /// The conformance tests of all providers and of the shim, for binaries with the FIPS module.
     pub(crate) fn fips_suites(&self, executables: &[Executable]) -> Vec<Test> {
         let providers: Vec<&str> =
             self.workspace.providers().map(|provider| provider.name.as_str()).collect();
-        let suites = executables.iter().filter(|executable| {
-            executable.target == CONFORMANCE && providers.contains(&executable.package.as_str())
-        });
+        let suites = executables.iter().filter(|executable| is_suite(executable, &providers));
         let suites = suites.filter(|_| self.all).filter_map(|executable| {
-            let mut tests = executable.tests(true, |_| true).ok()?;
+            let is_one = |name: &str| !executable.is_end_to_end || name.contains(SHIM_CONFORMANCE);
+            let mut tests = executable.tests(true, is_one).ok()?;
             tests.iter_mut().for_each(|test| test.name = format!("{FIPS} {}", test.name));
             Some(tests)
         });
         suites.flatten().filter(|test| self.chosen(&test.name)).collect()
     }
+}
+
+/// Whether conformance tests are in it.
+fn is_suite(executable: &Executable, providers: &[&str]) -> bool {
+    let is_providers = providers.contains(&executable.package.as_str());
+    executable.is_end_to_end || (executable.target == CONFORMANCE && is_providers)
 }
 
 fn fips_cargo(subcommand: &str) -> Command {

@@ -41,6 +41,7 @@ use crate::codes;
 use crate::config::{Config, Credentials, Settings};
 use crate::dropin::environment::Environment;
 use crate::dropin::retries::Budget;
+use crate::not_kms;
 use crate::sources::{self, Chain};
 
 /// More than KMS ever answers.
@@ -77,6 +78,7 @@ pub(crate) struct Client {
     /// The SDK's own, for calls that are made through [`run`](Self::run).
     pub(crate) kms: Kms,
     pub(crate) account: Arc<Account>,
+    transport: SdkTransport,
     /// The key as configured, in the region of the account.
     pub(crate) name: KeyName,
     /// What every ciphertext is bound to.
@@ -115,12 +117,17 @@ impl Client {
             }
         };
         let own = account.http.separate().for_sdk(config.settings().allows_plaintext());
-        let kms = Kms::from_conf(account.config.to_builder().http_client(own).build());
+        let kms = Kms::from_conf(account.config.to_builder().http_client(own.clone()).build());
         let learner = Learner::new(account.http.clock().clone());
         let name = config.key().ok_or_else(|| Error::new(Kind::Config, "no key is set"))?;
         let name = name.in_region(&account.region);
         let context = Some(config.encryption_context()).filter(|context| !context.is_empty());
-        Ok(Self { kms, account, name, context, dying: Mutex::default(), learner })
+        Ok(Self { kms, account, transport: own, name, context, dying: Mutex::default(), learner })
+    }
+
+    /// For a call that must not be sent twice.
+    pub(crate) fn once(&self) -> Builder {
+        aws_sdk_kms::Config::builder().http_client(self.transport.once())
     }
 
     /// `kms:DescribeKey`.
@@ -314,10 +321,8 @@ impl Account {
 
 impl Deed<'_> {
     fn unreadable(&self) -> Failure {
-        let what = format!("{} on {} was answered with something else", self.action, self.object);
-        Error::new(Kind::Unavailable, what)
-            .with_hint("see whether the endpoint is AWS KMS and whether a proxy stands between")
-            .into()
+        let (action, object) = (self.action, self.object);
+        not_kms(format!("{action} on {object} was answered with something else")).into()
     }
 }
 

@@ -3,11 +3,12 @@
 //! The code alone decides the kind, with one exception that the tests pin: trouble with an
 //! external key store comes under codes that mean something else, and only the text tells.
 
+use aws_config::meta::ProviderChainError;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_sts::operation::assume_role::AssumeRoleError;
 use aws_sdk_sts::operation::assume_role_with_web_identity::AssumeRoleWithWebIdentityError;
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
-use aws_smithy_runtime_api::client::result::SdkError;
+use aws_smithy_runtime_api::client::result::{ConnectorError, SdkError};
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 use sidekey_core::{Error, Kind};
 use sidekey_rest::codes::{Code, Refusal, chain};
@@ -18,6 +19,7 @@ const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'stat
 
 const ROTATE: &str = "kms:RotateKeyOnDemand";
 const STS: &str = "sts:";
+const NOT_AWS: &str = "it is not AWS that says so: see what stands before it";
 const XKS: &str =
     "the external key store does not answer: see to its proxy, or connect the key store";
 
@@ -111,6 +113,10 @@ fn refused(refusal: Refusal<'_>) -> Error {
     {
         return refusal.error(Kind::Unavailable, XKS);
     }
+    // AWS gives every refusal a code. A firewall or a portal in its place does not, and may pass.
+    if refusal.code.is_none() && matches!(refusal.status, 401 | 403) {
+        return refusal.error(Kind::Unavailable, NOT_AWS);
+    }
     let error = refusal.explain(CODES);
     if is_one(refusal.code, CREDENTIALS) { error.after_reload() } else { error }
 }
@@ -149,6 +155,7 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
         }
         cause = error.source();
     }
+    let unsent = unsent(error);
     let (kind, what, hint) = match error {
         CredentialsError::ProviderTimedOut(_) => (
             Kind::Timeout,
@@ -156,7 +163,8 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
             "check the network to STS or IMDS",
         ),
         CredentialsError::CredentialsNotLoaded(_) => (
-            Kind::Config,
+            // That nothing is set up is also said where the metadata service cannot be reached.
+            if unsent.is_some() { Kind::Unavailable } else { Kind::Config },
             "there are no AWS credentials",
             "set credentials in the configuration, or AWS_SHARED_CREDENTIALS_FILE or \
              AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN; on EC2 see whether IMDS answers",
@@ -172,12 +180,26 @@ pub(crate) fn no_credentials(error: &CredentialsError) -> Error {
             "check the credential files, and the network to STS or IMDS",
         ),
     };
-    Error::new(kind, format!("{what}: {}", chain(error))).with_hint(hint).after_reload()
+    let why = chain(unsent.unwrap_or(error));
+    Error::new(kind, format!("{what}: {why}")).with_hint(hint).after_reload()
 }
 
-/// What STS says: new files may help, waiting does not.
+/// A cause of an error.
+type Cause<'a> = &'a (dyn std::error::Error + 'static);
+
+/// What kept a call from being sent, be it of one that a chain has tried.
+fn unsent(error: Cause<'_>) -> Option<Cause<'_>> {
+    std::iter::successors(Some(error), |cause| cause.source()).find_map(|cause| {
+        let tried = cause.downcast_ref::<ProviderChainError<CredentialsError>>();
+        let tried = tried.and_then(|all| all.attempts().iter().find_map(|one| unsent(one.error())));
+        tried.or_else(|| cause.is::<ConnectorError>().then_some(cause))
+    })
+}
+
+/// What STS says: new files may help, and waiting does not where it has refused.
 fn final_word(error: Error) -> Error {
-    error.after_reload().lasting()
+    let error = error.after_reload();
+    if error.kind().is_transient() { error } else { error.lasting() }
 }
 
 /// Trouble with an external or custom key store: KMS gives it no code of its own.
@@ -262,7 +284,16 @@ mod tests {
         let kind = |status| error("kms:Encrypt", None, status, "").kind();
         assert_eq!(kind(503), Kind::Unavailable);
         assert_eq!(kind(429), Kind::Throttled);
-        assert_eq!(kind(403), Kind::Denied);
+    }
+
+    #[test]
+    fn a_refusal_without_a_code_is_not_of_aws_and_may_pass() {
+        for status in [401, 403] {
+            let error = error("kms:Decrypt", None, status, "");
+            assert_eq!(error.kind(), Kind::Unavailable, "{}", error.report());
+            assert!(error.report().contains("not AWS that says so"), "{}", error.report());
+        }
+        assert_eq!(error("sts:AssumeRole", Some("AccessDenied"), 403, "").kind(), Kind::Denied);
     }
 
     #[test]

@@ -169,12 +169,12 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration.";
     }
 }
 
-/// All values of a flag that takes comma lists and may be repeated.
 /// Whether what is sent there can be read on the way.
 fn is_exposed(url: &str) -> bool {
     Address::parse(url).is_ok_and(|address| address.is_exposed())
 }
 
+/// All values of a flag that takes comma lists and may be repeated.
 fn list<'a>(flags: &'a Flags, name: &str) -> Vec<&'a str> {
     let values = flags.all(name).iter().flat_map(|value| value.split(','));
     values.filter(|value| !value.is_empty()).collect()

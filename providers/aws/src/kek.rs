@@ -9,7 +9,7 @@ use sidekey_core::{Error, Kind, Secret};
 use crate::arn::{KeyArn, KeyName};
 use crate::client::{Client, Failure};
 use crate::key_id::{Version, is_material};
-use crate::own_deadline;
+use crate::{not_kms, own_deadline};
 
 /// A key, as KMS reported it.
 #[derive(Clone, Debug)]
@@ -228,10 +228,11 @@ impl Described {
                     "only keys of spec SYMMETRIC_DEFAULT and usage ENCRYPT_DECRYPT can be used",
                 ));
         }
-        let arn = metadata.arn.as_deref().and_then(KeyArn::parse).ok_or_else(|| {
-            Error::new(Kind::Bug, format!("kms:DescribeKey on {name} gave no ARN"))
-                .with_hint("see whether the endpoint is AWS KMS")
-        })?;
+        let arn = metadata
+            .arn
+            .as_deref()
+            .and_then(KeyArn::parse)
+            .ok_or_else(|| not_kms(format!("kms:DescribeKey on {name} gave no ARN")))?;
         let state = match metadata.key_state.as_ref().and_then(unusable) {
             None => Ok(()),
             Some((state, hint)) => {

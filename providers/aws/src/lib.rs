@@ -207,19 +207,23 @@ impl Aws {
     }
 }
 
-/// What answered must be what was asked.
+/// What answered must be what was asked, and KMS always says by its ARN which key that was.
 fn same_key(action: &str, asked: &str, answered: Option<&str>) -> Result<(), Error> {
-    if answered.is_none_or(|answered| answered == asked) {
+    if answered == Some(asked) {
         return Ok(());
     }
     let both = KeyArn::parse(asked).zip(answered.and_then(KeyArn::parse));
-    match both.filter(|(asked, answered)| !answered.is_same_key(asked)) {
-        None => Ok(()),
-        Some((_, other)) => {
-            let what = format!("{action} on {asked} was answered by {other}");
-            Err(Error::new(Kind::Bug, what).with_hint("see whether the endpoint is AWS KMS"))
-        }
+    if both.as_ref().is_some_and(|(asked, answered)| answered.is_same_key(asked)) {
+        return Ok(());
     }
+    let other = both.map_or_else(|| "no key".to_owned(), |(_, other)| other.to_string());
+    Err(not_kms(format!("{action} on {asked} was answered by {other}")))
+}
+
+/// An answer that KMS does not give: what is asked in its place may be put right meanwhile.
+fn not_kms(what: String) -> Error {
+    Error::new(Kind::Unavailable, what)
+        .with_hint("see whether the endpoint is AWS KMS and whether a proxy stands between")
 }
 
 /// A key that an alias has pointed at before lies where its present one does.

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 use crate::client::Deed;
 use crate::kek::Material;
-use crate::{Aws, own_deadline};
+use crate::{Aws, own_deadline, same_key};
 
 impl Rotate for Aws {
     /// AWS begins, and is done a while later. It counts rotations, and allows few of them: while
@@ -20,18 +20,25 @@ impl Rotate for Aws {
         if self.is_rotating(&kek.text).await? {
             return Ok(());
         }
-        let (action, deadline) = ("kms:RotateKeyOnDemand", own_deadline());
-        let deed = Deed { action, object: &kek.text, deadline };
-        let send = || self.client.kms.rotate_key_on_demand().key_id(&*kek.text).send();
-        match self.client.run(deed, send).await {
-            Ok(_) => Ok(()),
-            Err(failure) if failure.is("ConflictException") => Ok(()),
-            Err(failure) => Err(failure.error),
-        }
+        self.ask_for_material(&kek.text).await
     }
 }
 
 impl Aws {
+    /// AWS counts each of them, so a connection that breaks is no reason to ask again.
+    pub(crate) async fn ask_for_material(&self, key: &str) -> Result<(), Error> {
+        let (action, deadline) = ("kms:RotateKeyOnDemand", own_deadline());
+        let send = || {
+            let call = self.client.kms.rotate_key_on_demand().key_id(key).customize();
+            call.config_override(self.client.once()).send()
+        };
+        match self.client.run(Deed { action, object: key, deadline }, send).await {
+            Ok(answer) => same_key(action, key, answer.key_id()),
+            Err(failure) if failure.is("ConflictException") => Ok(()),
+            Err(failure) => Err(failure.error),
+        }
+    }
+
     /// Whether AWS says that it is at it; who may not know that asks.
     async fn is_rotating(&self, key: &str) -> Result<bool, Error> {
         let (action, deadline) = ("kms:GetKeyRotationStatus", own_deadline());
@@ -66,6 +73,17 @@ mod tests {
         let asked: Vec<_> = calls.iter().filter(|(name, ..)| name == "RotateKeyOnDemand").collect();
         assert_eq!(asked.len(), 1);
         assert_eq!(asked[0].1, A, "a key, not an alias, is what AWS takes");
+    }
+
+    #[tokio::test]
+    async fn it_is_asked_for_over_a_new_connection_which_cannot_have_gone_stale() {
+        let fake = Fake::start().await;
+        let key = fake.key(A).await;
+        for _ in 0..2 {
+            let before = fake.server.connections();
+            key.ask_for_material(A).await.unwrap();
+            assert_eq!(fake.server.connections(), before + 1);
+        }
     }
 
     #[tokio::test]

@@ -1,7 +1,8 @@
 mod credentials;
 
 use bytes::Bytes;
-use sidekey_rest::testing::{takes_no_bad_answer, takes_no_wrong_key};
+use serde_json::{Value, json};
+use sidekey_rest::testing::{Reply, takes_no_bad_answer, takes_no_wrong_key, takes_none_of};
 
 use super::*;
 use crate::testing::{A, B, DELETION, Fake, call, material};
@@ -281,22 +282,47 @@ async fn forged_or_foreign_data_is_refused_by_kind() {
 async fn bad_answers_are_clear_errors_and_change_nothing() {
     let fake = Fake::start().await;
     let key = fake.key(A).await;
-    let sealed = wrap(&key, b"seed").await;
-    takes_no_bad_answer(
-        &fake.server,
-        || {},
-        async || {
-            key.decrypt(&sealed, &call())
-                .await
-                .map(|plaintext| assert_eq!(plaintext.expose(), b"seed"))
-        },
-    )
-    .await;
-    takes_no_bad_answer(
-        &fake.server,
-        || {},
-        async || key.encrypt(&version(A, 1), b"seed", &call()).await.map(drop),
-    )
+    let (sealed, config) = (wrap(&key, b"seed").await, fake.config(A));
+    let (server, none) = (&fake.server, || {});
+    let decrypt = async || {
+        key.decrypt(&sealed, &call()).await.map(|plain| assert_eq!(plain.expose(), b"seed"))
+    };
+    let encrypt = async || key.encrypt(&version(A, 1), b"seed", &call()).await.map(drop);
+    let connect = async || fake.connect(&config, None).await.map(drop);
+    let rotate = async || key.ask_for_material(A).await;
+    takes_no_bad_answer(server, none, decrypt).await;
+    takes_no_bad_answer(server, none, encrypt).await;
+    takes_no_bad_answer(server, none, connect).await;
+    takes_no_bad_answer(server, none, rotate).await;
+    // What another endpoint than AWS's says in good faith, and what a firewall or a portal does.
+    let (blob, page) = ("aHVudGVyMg==", "<html>Please log in to the network: hunter2</html>");
+    let other = |key: Option<&str>| {
+        Reply::json(200, &json!({"KeyId": key, "CiphertextBlob": blob, "Plaintext": blob}))
+    };
+    let refused = |status| Reply { body: page.into(), ..Reply::json(status, &json!({})) };
+    let strange = [
+        ("another key's ARN", other(Some(B))),
+        ("a key that is no ARN", other(Some("1234abcd-12ab-34cd-56ef-1234567890ab"))),
+        ("no key", other(None)),
+        ("a firewall's page", refused(403)),
+        ("a portal's page", refused(401)),
+    ];
+    takes_none_of(server, &strange, none, decrypt).await;
+    takes_none_of(server, &strange, none, encrypt).await;
+    takes_none_of(server, &strange, none, rotate).await;
+    let described = |metadata: Value| Reply::json(200, &json!({"KeyMetadata": metadata}));
+    let strange = [
+        ("no ARN", described(json!({"KeyId": A}))),
+        ("an ARN that is none", described(json!({"KeyId": A, "Arn": "kms"}))),
+        ("a firewall's page", refused(403)),
+    ];
+    takes_none_of(server, &strange, none, connect).await;
+    takes_none_of(server, &strange[2..], none, async || {
+        key.client
+            .describe(A, own_deadline())
+            .await
+            .map_or_else(|failure| Err(failure.error), |_| Ok(()))
+    })
     .await;
     let wrong = [
         ("RSA_2048", "ENCRYPT_DECRYPT"),
@@ -307,16 +333,14 @@ async fn bad_answers_are_clear_errors_and_change_nothing() {
         ("AES_1024", "ENCRYPT_DECRYPT"),
     ];
     let wrong = wrong.map(|(spec, usage)| {
-        let metadata = serde_json::json!({
+        let metadata = json!({
             "KeyId": A, "Arn": A, "KeySpec": spec, "KeyUsage": usage, "KeyState": "Enabled",
         });
-        (spec, serde_json::json!({"KeyMetadata": metadata}))
+        (spec, json!({"KeyMetadata": metadata}))
     });
-    let config = fake.config(A);
-    takes_no_wrong_key(&fake.server, &wrong, async || key.key_id().await.map(drop)).await;
-    let connect = async || fake.connect(&config, None).await.map(drop);
-    takes_no_wrong_key(&fake.server, &wrong, connect).await;
-    assert_eq!(key.key_id().await.unwrap(), version(A, 1));
+    takes_no_wrong_key(server, &wrong, async || key.key_id().await.map(drop)).await;
+    takes_no_wrong_key(server, &wrong, connect).await;
+    assert_eq!(key.key_id().await.unwrap(), version(A, 0xf0), "moved by the good rotations alone");
 }
 
 #[tokio::test]

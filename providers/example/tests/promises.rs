@@ -6,8 +6,13 @@ mod support;
 
 use std::time::Duration;
 
+use anyhow::ensure;
 use serde_json::json;
 use sidekey_core::{Call, Kind, Provider};
+use sidekey_e2e::Sidecar;
+use sidekey_e2e::kms::KmsClient;
+use sidekey_e2e::process::Spec;
+use sidekey_e2e::wait::{PATIENCE, eventually};
 use sidekey_example::Example;
 use sidekey_rest::testing::{Reply, takes_no_bad_answer};
 use support::Kms;
@@ -15,6 +20,80 @@ use tokio::time::Instant;
 
 fn call() -> Call<'static> {
     Call { uid: "test", deadline: Instant::now() + Duration::from_secs(30) }
+}
+
+/// The real binary with that time between probes, and a client at its socket.
+async fn serve(kms: &Kms, interval: &str) -> (Sidecar, KmsClient) {
+    let endpoint = format!("unix://{}", kms.path("kms.sock").display());
+    let mut document = kms.document(&endpoint);
+    document["admin"] = "127.0.0.1:0".into();
+    document["probe"]["interval"] = interval.into();
+    let config = kms.path("example.yaml");
+    std::fs::write(&config, document.to_string()).unwrap();
+    let program = env!("CARGO_BIN_EXE_sidekey-example");
+    let spec = Spec::new("sidekey-example", program, kms.path("log")).arg("--config").arg(&config);
+    let mut process = Sidecar::start(spec).await.unwrap();
+    process.wait_ready().await.unwrap();
+    (process, KmsClient::connect(&endpoint).await.unwrap())
+}
+
+#[tokio::test]
+async fn new_credentials_are_taken_over_without_a_restart() {
+    let kms = Kms::start().await;
+    let (mut process, client) = serve(&kms, "500ms").await;
+    let sealed = client.round_trip(b"seed").await.unwrap();
+    let token = "anOTHER9876543210anOTHER9876543210anOTHER9876543210";
+    kms.takes(token);
+    std::fs::write(kms.path("token"), token).unwrap();
+    let reads = async || {
+        client.reads(&sealed, b"seed").await?;
+        client.status().await?;
+        Ok(())
+    };
+    eventually("the new token is in use", PATIENCE, reads).await.unwrap();
+    process.process().check_running().unwrap();
+    assert_eq!(client.round_trip(b"more").await.unwrap().key_id, sealed.key_id);
+}
+
+#[tokio::test]
+async fn one_fault_of_the_kms_fails_no_request() {
+    let kms = Kms::start().await;
+    // No probe takes the fault instead.
+    let (_process, client) = serve(&kms, "1h").await;
+    // What hangs is waited for by its share of that.
+    let client = client.within(Duration::from_secs(10));
+    let sealed = client.round_trip(b"seed").await.unwrap();
+    let refused = |status, code| Reply::json(status, &json!({"code": code, "message": "no"}));
+    let hanging = Reply { delay: Duration::from_secs(3600), ..refused(500, "Late") };
+    for fault in [refused(503, "Maintenance"), refused(429, "SlowDown"), hanging] {
+        let asked = kms.calls();
+        kms.server.answer(fault);
+        client.reads(&sealed, b"seed").await.unwrap();
+        assert_eq!(kms.calls(), asked + 2, "it was refused once, and asked again");
+    }
+}
+
+#[tokio::test]
+async fn an_outage_is_borne_for_the_coast_told_then_and_heals_by_itself() {
+    let kms = Kms::start().await;
+    let (mut process, client) = serve(&kms, "500ms").await;
+    let sealed = client.round_trip(b"seed").await.unwrap();
+    kms.refuses(Some((503, "Maintenance")));
+    client.status().await.expect("it was proven a moment ago");
+    let is_told = async || {
+        let error = client.status().await.err();
+        ensure!(error.is_some_and(|error| error.message().contains("Maintenance")), "it is not");
+        Ok(())
+    };
+    eventually("the outage is told", PATIENCE, is_told).await.unwrap();
+    kms.refuses(None);
+    let is_well = async || {
+        client.reads(&sealed, b"seed").await?;
+        client.status().await?;
+        Ok(())
+    };
+    eventually("it heals", PATIENCE, is_well).await.unwrap();
+    process.process().check_running().unwrap();
 }
 
 #[tokio::test]
@@ -72,6 +151,7 @@ async fn refusals_say_what_to_do_and_never_quote_the_token() {
     for (status, code, kind) in [
         (403, "BadToken", Kind::Denied),
         (404, "NoSuchKey", Kind::KeyState),
+        (403, "KeyDisabled", Kind::KeyState),
         (429, "SlowDown", Kind::Throttled),
         (503, "Maintenance", Kind::Unavailable),
     ] {

@@ -1,9 +1,11 @@
 //! HTTP/1.1 over a connection pool.
 //!
 //! hyper-util's client with rustls under it, and `tower` layers around it: a [`Bounded`] service
-//! lets so many calls run at a time, so that there are never more connections than that, and ends
-//! each at its own deadline, the wait for its turn included. Redirects are not followed: they are
-//! answers.
+//! lets so many calls run at a time, and ends each at its own deadline, the wait for its turn
+//! included. Users with [limits of their own](Http::separate) add up. There may be more connections
+//! than calls for a moment: one that another call did not wait for any more is still finished. No
+//! more than the limit of one user are kept idle for each server, and none for longer than a
+//! minute. Redirects are not followed: they are answers.
 //!
 //! It refuses to repeat anything, with one exception: a request that met a kept connection which
 //! had gone stale is sent once more, on a new one. What must be sent [`once`](Request::once) is
@@ -67,7 +69,7 @@ pub struct Answer {
 pub struct Limits {
     /// For a connection, all addresses of the host together.
     pub connect: Duration,
-    /// Calls at a time, and so connections; who comes later waits for its turn.
+    /// Calls at a time, and idle connections to one server; who comes later waits for its turn.
     pub calls: usize,
     /// Longest answer, in bytes.
     pub answer: usize,

@@ -182,8 +182,10 @@ impl<S: Source> Lease<S> {
         &self.0.source
     }
 
-    /// Gives the item back at once, for all who share it: the process ends.
+    /// Gives the item back at once, for all who share it: the process ends. What is being asked for
+    /// is waited for, or nobody would give it back.
     pub async fn close(&self) {
+        let _one = self.0.asking.lock().await;
         if let Some(held) = self.0.held.send_replace(None) {
             self.0.source.revoke(&held.item).await;
         }

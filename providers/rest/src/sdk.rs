@@ -44,6 +44,7 @@ const METADATA: [IpAddr; 5] = [
 pub struct SdkTransport {
     http: Http,
     allow_plaintext: bool,
+    once: bool,
 }
 
 /// The transport with the time that one kind of call asks for.
@@ -56,15 +57,24 @@ struct Timed {
 impl Http {
     /// This client for an SDK; plain HTTP leaves this machine only where that is allowed.
     pub fn for_sdk(&self, allow_plaintext: bool) -> SdkTransport {
-        SdkTransport { http: self.clone(), allow_plaintext }
+        SdkTransport { http: self.clone(), allow_plaintext, once: false }
     }
 }
 
 impl SdkTransport {
+    /// The same for calls that must not be sent twice: see [`Request::once`].
+    #[must_use]
+    pub fn once(&self) -> Self {
+        Self { once: true, ..self.clone() }
+    }
+
     async fn ask(&self, request: HttpRequest, deadline: Instant) -> Result<Answer, ConnectorError> {
         let (address, request) = translated(request)?;
         let asked = match self.check(&address) {
-            Ok(()) => self.http.ask(&address, request, deadline).await,
+            Ok(()) => {
+                let request = Request { once: self.once, ..request };
+                self.http.ask(&address, request, deadline).await
+            }
             Err(error) => Err(error),
         };
         asked.map_err(|error| match error.kind() {

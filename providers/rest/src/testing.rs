@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -62,6 +63,7 @@ struct State {
     /// Answered before the script is asked, one each.
     next: Mutex<VecDeque<Reply>>,
     seen: Mutex<Vec<Seen>>,
+    connections: AtomicUsize,
 }
 
 impl Reply {
@@ -105,7 +107,8 @@ impl Fake {
         let acceptor = tls.then(|| TlsAcceptor::from(Arc::new(config)));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let address = listener.local_addr().expect("an address");
-        let state = Arc::new(State { script, next: Mutex::default(), seen: Mutex::default() });
+        let (next, seen, connections) = Default::default();
+        let state = Arc::new(State { script, next, seen, connections });
         let accepting = tokio::spawn(accept(listener, acceptor, state.clone())).abort_handle();
         Self { address, tls, state, accepting, ca: certified.cert.pem() }
     }
@@ -141,6 +144,11 @@ impl Fake {
     pub fn seen(&self) -> Vec<Seen> {
         lock(&self.state.seen).clone()
     }
+
+    /// How many connections were made to it so far.
+    pub fn connections(&self) -> usize {
+        self.state.connections.load(Ordering::SeqCst)
+    }
 }
 
 impl Drop for Fake {
@@ -152,6 +160,7 @@ impl Drop for Fake {
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, state: Arc<State>) {
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
+        state.connections.fetch_add(1, Ordering::SeqCst);
         let (acceptor, state) = (acceptor.clone(), state.clone());
         connections.spawn(async move {
             let service = service_fn(move |request| answer(state.clone(), request));
@@ -190,9 +199,8 @@ async fn answer(
     Ok(response)
 }
 
-/// Answers with code 200, and redirects, that no call may take for its own, by name. `stranger` is
-/// a server that must not be asked.
-pub fn bad_answers(stranger: &str) -> Vec<(&'static str, Reply)> {
+/// Answers with code 200, and redirects to `stranger`, that no call may take for its own, by name.
+fn bad_answers(stranger: SocketAddr) -> Vec<(&'static str, Reply)> {
     let page = "<!DOCTYPE html><html><body>Please log in to the network: hunter2</body></html>";
     let reply = |body: Bytes| Reply { status: 200, headers: vec![], body, delay: Duration::ZERO };
     let to = |status, target: String| Reply {
@@ -202,28 +210,43 @@ pub fn bad_answers(stranger: &str) -> Vec<(&'static str, Reply)> {
         delay: Duration::ZERO,
     };
     let html = reply(page.into()).with("content-type", "text/html");
-    let plain = stranger.replace("https://", "http://");
     vec![
         ("the page of a captive portal", html),
         ("JSON that breaks off", reply(r#"{"Plaintext":"aHVudGVyMg==","#.into())),
         ("nothing", reply(Bytes::new())),
         ("another type", reply("[7]".into())),
         ("10 MiB", reply(vec![b' '; 10 * 1024 * 1024].into())),
-        ("a redirect to a stranger", to(307, format!("{stranger}/v1/x"))),
-        ("a permanent redirect to a stranger", to(308, stranger.to_owned())),
-        ("a redirect to plain HTTP", to(302, format!("{plain}/"))),
+        ("a redirect to a stranger", to(307, format!("https://{stranger}/v1/x"))),
+        ("a permanent redirect to a stranger", to(308, format!("https://{stranger}"))),
+        ("a redirect to plain HTTP", to(302, format!("http://{stranger}/"))),
     ]
 }
 
-/// Runs `call` against every bad answer of `fake`: each must end in an error that may pass, that is
-/// clear, and that does not quote what was answered; and the next good answer is taken again.
+/// Runs `call` against every bad answer of `fake`: see [`takes_none_of`]. Nobody may go where a
+/// redirect leads, be it to ask or only to connect.
+#[allow(clippy::expect_used)]
 pub async fn takes_no_bad_answer(
     fake: &Fake,
     good: impl Fn(),
     call: impl AsyncFn() -> Result<(), Error>,
 ) {
-    let stranger = Fake::https(|_| Reply::json(200, &serde_json::json!({}))).await;
-    for (name, reply) in bad_answers(&stranger.url()) {
+    // Nobody accepts: whoever connects waits in its queue.
+    let stranger = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
+    stranger.set_nonblocking(true).expect("a listener that does not block");
+    let address = stranger.local_addr().expect("an address");
+    takes_none_of(fake, &bad_answers(address), good, call).await;
+    assert!(stranger.accept().is_err(), "somebody went where a redirect leads");
+}
+
+/// Runs `call` against each of these answers of `fake`: it must end in an error that may pass, that
+/// is clear, and that does not quote what was answered; and the next good answer is taken again.
+pub async fn takes_none_of(
+    fake: &Fake,
+    answers: &[(&str, Reply)],
+    good: impl Fn(),
+    call: impl AsyncFn() -> Result<(), Error>,
+) {
+    for (name, reply) in answers {
         // Enough of them for clients that ask more than once.
         (0..8).for_each(|_| fake.answer(reply.clone()));
         let result = call().await;
@@ -237,7 +260,6 @@ pub async fn takes_no_bad_answer(
         let after = call().await;
         assert!(after.is_ok(), "after {name}: {:?}", after.err().map(|error| error.report()));
     }
-    assert!(stranger.seen().is_empty(), "a stranger was asked");
 }
 
 /// Runs `look` against descriptions of `keys` of the wrong type or size, as the vendor writes them,
@@ -261,4 +283,42 @@ pub async fn takes_no_wrong_key(
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::LOCATION;
+    use sidekey_core::Files;
+    use sidekey_core::tls::Unusable;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::{Address, Http, Limits, Proxy, Request, Trust};
+
+    #[tokio::test]
+    #[should_panic(expected = "somebody went where a redirect leads")]
+    async fn who_only_connects_where_a_redirect_leads_fails_the_suite() {
+        let fake = Fake::http(|_| Reply::json(200, &serde_json::json!({}))).await;
+        let files = Files::read([]).unwrap();
+        let trust = Trust::new(None, Unusable::Refuse, None, &files, "caFile").unwrap();
+        let http = Http::new(&trust, Proxy::default(), Limits::default());
+        let address = Address::parse(&fake.url()).unwrap();
+        takes_no_bad_answer(
+            &fake,
+            || {},
+            async || {
+                let deadline = Instant::now() + Duration::from_secs(10);
+                let answer = http.ask(&address, Request::new(Method::GET, "/"), deadline).await?;
+                if let Some(to) = answer.headers.get(LOCATION) {
+                    let to = to.to_str().unwrap().split('/').nth(2).unwrap().to_owned();
+                    drop(tokio::net::TcpStream::connect(to).await);
+                }
+                match answer.body == "{}" {
+                    true => Ok(()),
+                    false => Err(Error::new(Kind::Unavailable, "bad").with_hint("mend it")),
+                }
+            },
+        )
+        .await;
+    }
 }

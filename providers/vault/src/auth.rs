@@ -15,6 +15,9 @@ pub(crate) struct Auth {
     /// Its name, for people.
     pub(crate) name: &'static str,
     pub(crate) by: By,
+    /// Whether no two clusters know it: a secret-id is random, and its cluster may be named by
+    /// different addresses. A password or the name of a role may be the same elsewhere.
+    pub(crate) is_of_one_cluster: bool,
 }
 
 /// What proves who we are.
@@ -43,7 +46,8 @@ impl Auth {
             };
             let fields =
                 [("role_id", Some(text(&role_id))), ("secret_id", secret_id.as_ref().map(text))];
-            return Ok(login("AppRole", (&role.mount, "approle"), "", &fields));
+            let login = login("AppRole", (&role.mount, "approle"), "", &fields);
+            return Ok(Self { is_of_one_cluster: secret_id.is_some(), ..login });
         }
         for (method, jwt) in [("kubernetes", kubernetes), ("jwt", jwt)] {
             if let Some(jwt) = jwt {
@@ -67,9 +71,13 @@ impl Auth {
         if let Some(token) = token {
             let given = given(token.given).and_then(|given| given.token.clone());
             let token = given.map_or_else(|| one_line(files, token.file.as_deref()), Ok)?;
-            return Ok(Self { name: "token", by: By::Token(token) });
+            return Ok(Self::new_by("token", By::Token(token)));
         }
-        Ok(Self { name: "agent", by: By::Agent })
+        Ok(Self::new_by("agent", By::Agent))
+    }
+
+    fn new_by(name: &'static str, by: By) -> Self {
+        Self { name, by, is_of_one_cluster: false }
     }
 
     /// Whether Vault locks the role or user, for all who use it, after five wrong credentials with
@@ -89,7 +97,7 @@ fn login(
     let body: BTreeMap<_, _> =
         fields.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
     let path = format!("auth/{}/login{user}", bare(mount.as_deref().unwrap_or(default)));
-    Auth { name, by: By::Login(path, json(&body)) }
+    Auth::new_by(name, By::Login(path, json(&body)))
 }
 
 /// It was found to be text when it was read.

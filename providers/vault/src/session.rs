@@ -362,11 +362,14 @@ fn signed(mut request: Request, held: &Held<Token>) -> Request {
 
 /// Who logs in, by the hash of what Vault would count a refusal for: no other setting makes another
 /// one of it. Each cluster counts for itself: one that refuses must not keep a key of another from
-/// its token.
+/// its token, where that may know the credential too.
 fn credential(auth: &Auth, namespace: &str, config: &Config, files: &Files) -> [u8; 32] {
-    let mut servers: Vec<String> = config.addresses().iter().map(ToString::to_string).collect();
-    servers.sort();
-    let mut parts = vec![sha256(namespace.as_bytes()), sha256(servers.join("\n").as_bytes())];
+    let mut parts = vec![sha256(namespace.as_bytes())];
+    if !auth.is_of_one_cluster {
+        let mut servers: Vec<String> = config.addresses().iter().map(ToString::to_string).collect();
+        servers.sort();
+        parts.push(sha256(servers.join("\n").as_bytes()));
+    }
     match &auth.by {
         By::Login(path, body) => parts.extend([sha256(path.as_bytes()), sha256(body)]),
         By::Token(token) => parts.push(sha256(token.expose())),

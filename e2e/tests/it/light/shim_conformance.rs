@@ -1,10 +1,11 @@
 //! Promise: towards kube-apiserver the shim is a KMS v2 plugin like any other, judged by the same
-//! suite as every provider, with a real provider behind it.
+//! suite as every provider, with a real provider behind it. And both say which cryptography they have.
 
 use std::process::Command;
 use std::sync::Arc;
 
 use sidekey_conformance::{Hook, Launched, assert_conforms};
+use sidekey_e2e::shim::{Shim, ShimConfig};
 use sidekey_e2e::{LocalPlugin, Scratch, binaries};
 use tokio::sync::Mutex;
 
@@ -37,4 +38,23 @@ async fn the_shim_conforms_to_kms_v2() {
         }
     });
     assert_conforms(&plugin).await;
+}
+
+#[tokio::test]
+async fn shim_and_provider_say_by_a_gauge_whether_they_have_the_fips_module() {
+    let scratch = Scratch::new("fips-gauges").unwrap();
+    let provider = LocalPlugin::start(&scratch, "provider").await.unwrap();
+    let config = ShimConfig::new(1).write(1, provider.endpoint());
+    let shim = Shim::start(&scratch, "shim", &config).await.unwrap();
+    for (program, gauge, metrics) in [
+        ("sidekey-local", "kms_fips_mode", provider.metrics().await.unwrap()),
+        ("sidekey-shim", "kms_shim_fips_mode", shim.metrics().await.unwrap()),
+    ] {
+        let mut version = Command::new(binaries::path_async(program).await.unwrap());
+        let version = version.arg("--version").output().unwrap();
+        let version = String::from_utf8(version.stdout).unwrap();
+        let expected = f64::from(u8::from(version.trim_end().ends_with("-fips")));
+        let values: Vec<f64> = metrics.find(gauge, &[]).map(|sample| sample.value).collect();
+        assert_eq!(values, [expected], "{version}");
+    }
 }

@@ -57,14 +57,16 @@ async fn a_clock_that_is_wrong_from_the_start_keeps_no_key_from_being_connected(
 /// An STS that gives a session of its own to each who asks.
 async fn sts() -> Server {
     let given = AtomicUsize::new(0);
-    Server::https(move |_| {
+    Server::https(move |seen| {
         let session = given.fetch_add(1, Ordering::SeqCst);
         let end = sidekey_core::time(SystemTime::now() + Duration::from_secs(3600));
+        let by_token = String::from_utf8_lossy(&seen.body).contains("Action=AssumeRoleWith");
+        let action = if by_token { "AssumeRoleWithWebIdentity" } else { "AssumeRole" };
         let text = format!(
-            "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
+            "<{action}Response><{action}Result><Credentials>\
              <AccessKeyId>ASIA{session}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>\
              <SessionToken>t</SessionToken><Expiration>{end}</Expiration></Credentials>\
-             </AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+             </{action}Result></{action}Response>"
         );
         Reply { body: text.into(), ..Reply::json(200, &serde_json::Value::Null) }
     })
@@ -128,4 +130,31 @@ async fn credentials_that_kms_refuses_are_not_fetched_for_every_call() {
         assert_eq!(unwrap(&key, &sealed).await, Err(Kind::Denied));
     }
     assert_eq!(fake.count("Decrypt"), asked + 11, "one of them was made again");
+}
+
+#[tokio::test]
+async fn no_bad_answer_of_sts_is_taken() {
+    let (fake, sts) = (Fake::start().await, sts().await);
+    let mut document = fake.document(A);
+    document["settings"]["stsEndpoint"] = sts.url().into();
+    let bundle = format!("{}{}", fake.server.ca, sts.ca);
+    document["settings"]["caBundle"] = fake.write("both.pem", &bundle).to_str().unwrap().into();
+    let mut assumed = document.clone();
+    assumed["credentials"]["roleArn"] = "arn:aws:iam::1:role/x".into();
+    document["credentials"] = json!({
+        "roleArn": "arn:aws:iam::1:role/x", "webIdentityTokenFile": fake.write("token", "jwt"),
+    });
+    let page = "<html>Please log in to the network: hunter2</html>";
+    let refused = |status| Reply { body: page.into(), ..Reply::json(status, &json!({})) };
+    let pages = [("a firewall's page", refused(403)), ("a portal's page", refused(401))];
+    for document in [document, assumed] {
+        let config: Config = serde_json::from_value(document).unwrap();
+        let connect = async || {
+            let result = fake.connect(&config, None).await.map(drop);
+            assert!(!result.as_ref().is_err_and(Error::is_lasting), "it may pass");
+            result
+        };
+        takes_no_bad_answer(&sts, || {}, connect).await;
+        takes_none_of(&sts, &pages, || {}, connect).await;
+    }
 }

@@ -23,7 +23,17 @@ async fn encrypt_costs_two_calls_decrypt_one_and_status_none() {
         assert_eq!(aws.gateway.requests(), aws.moto.calls("").await.unwrap(), "nothing else");
         (kms[0], kms[1])
     };
-    let start = calls().await;
+    let counted = async || {
+        let metrics = plugin.metrics().await.unwrap();
+        let of = |operation, purpose| {
+            let labels = [("operation", operation), ("purpose", purpose)];
+            metrics.sum("kms_backend_calls_total", &labels) as u64
+        };
+        ["request", "probe"].map(|purpose| (of("encrypt", purpose), of("decrypt", purpose)))
+    };
+    let (start, [_, probes]) = (calls().await, counted().await);
+    assert_eq!(start, probes, "the first probe, and nothing else so far");
+    assert!(probes.0 > 0 && probes.1 > 0, "{probes:?}");
     let sealed = client.encrypt(&PLAINTEXT).await.unwrap();
     let encrypted = calls().await;
     assert_eq!((encrypted.0 - start.0, encrypted.1 - start.1), (1, 1), "and its verification");
@@ -34,6 +44,8 @@ async fn encrypt_costs_two_calls_decrypt_one_and_status_none() {
         client.status().await.unwrap();
     }
     assert_eq!(calls().await, decrypted);
+    let requests = (decrypted.0 - start.0, decrypted.1 - start.1);
+    assert_eq!(counted().await, [requests, probes], "each call is counted for its purpose");
 }
 
 #[tokio::test]

@@ -214,6 +214,27 @@ async fn an_instance_gets_its_role_from_the_metadata_service() {
 }
 
 #[tokio::test]
+async fn a_metadata_service_that_cannot_be_reached_is_a_fault_that_may_pass() {
+    let aws = Aws::alone("imds-away").await;
+    let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = nobody.local_addr().unwrap();
+    drop(nobody);
+    let url = format!("http://{address}");
+    let env = [("AWS_EC2_METADATA_SERVICE_ENDPOINT", url.as_str())];
+    let plugin = aws.launch_bare(&aws.flags(&aws.key), &env).await;
+    let client = kms(&plugin, "kms").await;
+    until("it says what is missing", async || {
+        let error = client.status().await.expect_err("there are no credentials");
+        ensure!(error.code() == Code::Unavailable, "{error}");
+        for part in [address.to_string().as_str(), "see whether IMDS answers"] {
+            ensure!(error.message().contains(part), "{error}");
+        }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn with_the_metadata_service_disabled_it_is_never_asked() {
     let aws = Aws::fresh("no-imds").await;
     let url = aws.moto.url();

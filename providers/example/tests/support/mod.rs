@@ -20,16 +20,20 @@ pub(crate) struct Kms {
     ca: PathBuf,
 }
 
-/// One key: what it is told from others by, and its versions.
+/// One key: what it is told from others by, its versions, and the token of who may use it.
 struct Key {
     id: String,
     versions: Vec<RandomizedNonceKey>,
+    token: String,
+    /// What every call is refused with.
+    refusal: Option<(u16, &'static str)>,
 }
 
 impl Key {
     fn new() -> Self {
         let random = Secret::random(8).unwrap();
-        let mut key = Self { id: sidekey_core::hex(random.expose()), versions: Vec::new() };
+        let (id, token) = (sidekey_core::hex(random.expose()), TOKEN.to_owned());
+        let mut key = Self { id, versions: Vec::new(), token, refusal: None };
         key.rotate();
         key
     }
@@ -41,8 +45,11 @@ impl Key {
 
     fn answer(&self, seen: &Seen) -> Result<Value, (u16, &'static str)> {
         let sent = seen.headers.get("authorization").and_then(|value| value.to_str().ok());
-        if sent != Some(&format!("Bearer {TOKEN}")) {
+        if sent != Some(&format!("Bearer {}", self.token)) {
             return Err((403, "BadToken"));
+        }
+        if let Some(refusal) = self.refusal {
+            return Err(refusal);
         }
         let body: Value = serde_json::from_slice(&seen.body).unwrap_or_default();
         let newest = self.versions.len().to_string();
@@ -119,6 +126,16 @@ impl Kms {
     /// From now on the newest version is another one.
     pub(crate) fn rotate(&self) {
         self.key.lock().unwrap().rotate();
+    }
+
+    /// From now on it takes another token, and no other.
+    pub(crate) fn takes(&self, token: &str) {
+        self.key.lock().unwrap().token = token.to_owned();
+    }
+
+    /// From now on every call is refused so, or none.
+    pub(crate) fn refuses(&self, refusal: Option<(u16, &'static str)>) {
+        self.key.lock().unwrap().refusal = refusal;
     }
 
     /// The key is deleted, and one of the same name is made.

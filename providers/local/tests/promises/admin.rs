@@ -59,6 +59,9 @@ async fn metrics_have_the_names_that_dashboards_know() {
         "kms_request_duration_seconds_bucket{le=\"",
         "kms_errors_total{key=\"1\",kind=\"invalid\"} 1",
         "kms_errors_total{key=\"1\",kind=\"unavailable\"} 0",
+        "kms_backend_calls_total{key=\"1\",operation=\"encrypt\",purpose=\"request\"} 1\n",
+        // The check of what was encrypted, and one request; the other was not worth a call.
+        "kms_backend_calls_total{key=\"1\",operation=\"decrypt\",purpose=\"request\"} 2\n",
         "kms_plugin_request_duration_seconds_count{key=\"1\",operation=\"decrypt\"}",
         "kms_plugin_request_duration_seconds_count{key=\"1\",operation=\"key_id\"}",
         "kms_reloads_total{key=\"1\",result=\"success\"} 1",

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,7 +14,9 @@ use hyper::body::{Body, Incoming};
 use hyper_rustls::{DefaultServerNameResolver, FixedServerNameResolver, HttpsConnector};
 use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
-use hyper_util::client::legacy::connect::{Connect, HttpConnector, HttpInfo};
+use hyper_util::client::legacy::connect::{
+    CaptureConnection, Connect, Connected, HttpConnector, HttpInfo, capture_connection,
+};
 use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyperlocal::UnixConnector;
@@ -66,14 +68,15 @@ struct Pool<C> {
     kept: Mutex<Client<C, Full<Bytes>>>,
     /// Makes a new connection for each request.
     fresh: Client<C, Full<Bytes>>,
-    /// Our ends of connections that have answered before, as far as they are told.
-    proven: Mutex<HashSet<SocketAddr>>,
+    /// Our ends of connections that have answered before. Unix sockets have none, and count as one.
+    proven: Mutex<HashSet<Option<SocketAddr>>>,
 }
 
-/// Somebody who waits for an answer on a kept connection.
+/// Somebody who waits for an answer, on a kept connection as it may turn out.
 struct Waiting<'a, C: Connect + Clone + Send + Sync + 'static> {
     pool: &'a Pool<C>,
     since: Instant,
+    over: CaptureConnection,
     answered: bool,
 }
 
@@ -226,9 +229,10 @@ impl<C: Connect + Clone + Send + Sync + 'static> Pool<C> {
         if once {
             return self.fresh.request(message).await;
         }
-        let again = message.clone();
+        let (again, mut message) = (message.clone(), message);
+        let over = capture_connection(&mut message);
         let client = self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut waiting = Waiting { pool: self, since: Instant::now(), answered: false };
+        let mut waiting = Waiting { pool: self, since: Instant::now(), over, answered: false };
         let answer = client.request(message).await;
         waiting.answered = true;
         match answer {
@@ -245,26 +249,33 @@ impl<C: Connect + Clone + Send + Sync + 'static> Pool<C> {
     }
 
     fn prove(&self, extensions: &Extensions) {
-        let Some(info) = extensions.get::<HttpInfo>() else { return };
-        let mut proven = self.proven.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut proven = self.proven();
         if proven.len() > 8 * self.limits.calls {
             // Most of them are closed by now.
             proven.clear();
         }
-        proven.insert(info.local_addr());
+        proven.insert(own_end(extensions));
     }
 
     /// Whether the connection that broke had answered before: then the server may have closed it
     /// while it was idle. A new one that breaks says something about the server.
     fn was_proven(&self, error: &legacy::Error) -> bool {
-        let mut extensions = Extensions::new();
-        if let Some(connected) = error.connect_info() {
-            connected.get_extras(&mut extensions);
-        }
-        let info = extensions.get::<HttpInfo>();
-        let mut proven = self.proven.lock().unwrap_or_else(PoisonError::into_inner);
-        info.is_some_and(|info| proven.remove(&info.local_addr()))
+        error.connect_info().is_some_and(|used| self.proven().remove(&end_of(used)))
     }
+
+    fn proven(&self) -> MutexGuard<'_, HashSet<Option<SocketAddr>>> {
+        self.proven.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn end_of(connected: &Connected) -> Option<SocketAddr> {
+    let mut extensions = Extensions::new();
+    connected.get_extras(&mut extensions);
+    own_end(&extensions)
+}
+
+fn own_end(extensions: &Extensions) -> Option<SocketAddr> {
+    extensions.get().map(HttpInfo::local_addr)
 }
 
 fn client<C: Connect + Clone + Send + Sync + 'static>(
@@ -282,8 +293,13 @@ fn client<C: Connect + Clone + Send + Sync + 'static>(
 
 impl<C: Connect + Clone + Send + Sync + 'static> Drop for Waiting<'_, C> {
     fn drop(&mut self) {
-        if !self.answered && self.since.elapsed() >= SWALLOWED {
-            let pool = self.pool;
+        let pool = self.pool;
+        // The wait for a new connection says nothing of those that are kept.
+        let was_kept = || {
+            let used = self.over.connection_metadata();
+            used.as_ref().is_some_and(|used| pool.proven().contains(&end_of(used)))
+        };
+        if !self.answered && self.since.elapsed() >= SWALLOWED && was_kept() {
             let client = client(&pool.connector, pool.limits.calls);
             *pool.kept.lock().unwrap_or_else(PoisonError::into_inner) = client;
         }

@@ -5,7 +5,7 @@ use hyper_util::client::legacy::connect::dns::Name;
 use serde_json::json;
 use sidekey_core::Files;
 use sidekey_core::tls::Unusable;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener};
 use tower::util::BoxCloneSyncService;
 
@@ -24,6 +24,11 @@ struct Server {
 /// Answers `each` requests on every connection. Then it closes it without a word, or with the next
 /// request if `rude`, or never says anything any more if `mute`.
 async fn server(each: usize, rude: bool, mute: bool) -> Server {
+    server_for(1, each, rude, mute).await
+}
+
+/// The same, which answers nothing before there are `first` requests.
+async fn server_for(first: usize, each: usize, rude: bool, mute: bool) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = Address::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let (connections, requests): (Arc<AtomicUsize>, Arc<AtomicUsize>) = Default::default();
@@ -36,6 +41,9 @@ async fn server(each: usize, rude: bool, mute: bool) -> Server {
                 for _ in 0..each {
                     if !take(&mut stream, &requests).await {
                         return;
+                    }
+                    while requests.load(Ordering::SeqCst) < first {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
                     }
                     stream.write_all(OK).await.unwrap_or_default();
                 }
@@ -50,7 +58,7 @@ async fn server(each: usize, rude: bool, mute: bool) -> Server {
 }
 
 /// Reads a head.
-async fn take(stream: &mut TcpStream, requests: &AtomicUsize) -> bool {
+async fn take(stream: &mut (impl AsyncRead + Unpin), requests: &AtomicUsize) -> bool {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         match stream.read_u8().await {
@@ -128,7 +136,7 @@ async fn what_must_be_sent_once_takes_a_new_connection_and_is_never_sent_again()
 }
 
 #[tokio::test]
-async fn there_are_never_more_connections_than_calls_may_run() {
+async fn no_more_calls_run_at_a_time_than_may() {
     let limits = Limits { calls: 3, ..Limits::default() };
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let counted = (running.clone(), most.clone());
@@ -158,7 +166,8 @@ async fn there_are_never_more_connections_than_calls_may_run() {
 
 #[tokio::test]
 async fn kept_connections_that_swallow_requests_cost_one_try_and_not_one_each() {
-    let (server, http) = (server(1, false, true).await, client(Limits::default()));
+    // All at once, so that each has a connection of its own and none is given another's.
+    let (server, http) = (server_for(8, 1, false, true).await, client(Limits::default()));
     let calls: Vec<_> = (0..8)
         .map(|_| {
             let (http, address) = (http.clone(), server.address.clone());
@@ -244,6 +253,39 @@ async fn a_unix_socket_is_spoken_to_like_any_other_server() {
     let error = get(&http, &gone).await.err().unwrap();
     assert_eq!(error.kind(), Kind::Unavailable);
     assert!(error.report().contains("gone.sock") && error.report().contains("agent"));
+}
+
+/// Answers `each` requests on every connection, and closes it with the next one.
+fn agent(path: &std::path::Path, each: usize) -> Arc<AtomicUsize> {
+    let listener = UnixListener::bind(path).unwrap();
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = requests.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            for _ in 0..each {
+                take(&mut stream, &counted).await;
+                stream.write_all(OK).await.unwrap_or_default();
+            }
+            take(&mut stream, &counted).await;
+        }
+    });
+    requests
+}
+
+#[tokio::test]
+async fn a_call_that_meets_a_stale_unix_socket_is_sent_once_more_and_a_new_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let [stale, broken] = ["stale.sock", "broken.sock"].map(|name| dir.path().join(name));
+    agent(&stale, 1);
+    let (http, stale) = (client(Limits::default()), Address::Unix(stale));
+    for _ in 0..20 {
+        let answer = get(&http, &stale).await;
+        assert!(answer.is_ok(), "{}", answer.err().unwrap().report());
+    }
+    let requests = agent(&broken, 0);
+    let (http, broken) = (client(Limits::default()), Address::Unix(broken));
+    assert_eq!(get(&http, &broken).await.err().unwrap().kind(), Kind::Unavailable);
+    assert_eq!(requests.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]
@@ -348,11 +390,23 @@ async fn dead_addresses_before_a_good_one_cost_no_request() {
         &["::1", "127.0.0.1"],
         &["::1", "::1", "127.0.0.2", "127.0.0.3", "127.0.0.1"],
     ] {
-        // The share of one try of a Decrypt that has 3 s.
-        let deadline = Instant::now() + Duration::from_millis(1800);
-        let asked = resolving(ips).ask(&address, Request::new(Method::GET, "/"), deadline).await;
+        let asked = resolving(ips).ask(&address, Request::new(Method::GET, "/"), soon(3)).await;
         assert!(asked.is_ok(), "{ips:?}: {}", asked.err().unwrap().report());
     }
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_slow_way_to_a_new_connection_costs_none_of_those_that_are_kept() {
+    let (server, http) = (server(usize::MAX, false, false).await, client(Limits::default()));
+    assert!(get(&http, &server.address).await.is_ok());
+    let Address::Tcp { port, .. } = server.address else { panic!() };
+    let held = black_hole("127.0.0.4", port).await;
+    let nowhere = Address::parse(&format!("http://127.0.0.4:{port}")).unwrap();
+    let late = http.ask(&nowhere, Request::new(Method::GET, "/"), soon(1)).await;
+    assert_eq!(late.err().unwrap().kind(), Kind::Timeout);
+    assert!(get(&http, &server.address).await.is_ok());
+    assert_eq!(server.connections.load(Ordering::SeqCst), 1);
     drop(held);
 }
 

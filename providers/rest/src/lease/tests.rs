@@ -336,3 +336,18 @@ async fn no_refusal_is_forgotten_before_its_time_however_many_there_are() {
     refusals.keep(credential(2), LOCKOUT, &refusal);
     assert_eq!(refusals.0.len(), 1, "those whose time is over are gone");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_login_that_is_under_way_when_the_process_ends_is_given_back_too() {
+    let source = numbers(Some(3600));
+    let lease = lease(&source, "ends-meanwhile");
+    let waiting = lease.clone();
+    let waiting = tokio::spawn(async move { get(&waiting).await });
+    while source.calls() == 0 {
+        tokio::task::yield_now().await;
+    }
+    lease.close().await;
+    assert_eq!(source.revoked.load(Ordering::SeqCst), 1);
+    assert_eq!(waiting.await.unwrap().unwrap(), 1, "who waited for it is told so");
+    assert!(lease.held().is_none());
+}

@@ -65,14 +65,16 @@ async fn a_server_that_hangs_gets_its_share_of_the_deadline_and_no_more() {
 
 #[tokio::test]
 async fn the_wait_for_a_turn_is_not_taken_for_a_silent_server() {
-    // Each call takes longer than a server is waited for; the last of them waits for five others.
-    let slow = fake(200, Duration::from_millis(700)).await;
+    // Each call takes far less than a server is waited for, which is 2 s, and the last of them waits
+    // for longer than that until the others are done.
+    let slow = fake(200, Duration::from_millis(250)).await;
     let spare = fake(200, Duration::ZERO).await;
     let servers = servers(&[slow.url(), spare.url()], 1);
-    let calls: Vec<_> = (0..4)
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let calls: Vec<_> = (0..12)
         .map(|_| {
             let servers = servers.clone();
-            tokio::spawn(async move { servers.ask(get(), soon()).await.is_ok() })
+            tokio::spawn(async move { servers.ask(get(), deadline).await.is_ok() })
         })
         .collect();
     for call in calls {

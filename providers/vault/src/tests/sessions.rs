@@ -264,9 +264,12 @@ async fn three_replicas_with_a_wrong_secret_id_are_three_refusals_whatever_else_
     .await;
     let secret = Secret::new();
     secret.write("s.refused-for-good");
-    // What one replica does: it tries again and again, and its settings change meanwhile.
-    for timeout in ["1s", "2s", "3s"] {
-        let mut document = document(&[server.url()], &secret.path());
+    // What one replica does: it tries again and again, its settings change meanwhile, and another
+    // key names the cluster by other addresses.
+    let by_name = server.url().replace("127.0.0.1", "localhost");
+    let (one, other) = (vec![server.url()], vec![by_name, server.url()]);
+    for (timeout, addresses) in [("1s", &one), ("2s", &one), ("2s", &other), ("3s", &other)] {
+        let mut document = document(addresses, &secret.path());
         document["settings"]["requestTimeout"] = timeout.into();
         for _ in 0..3 {
             let error = refusal(connect(&config(&document)).await);
@@ -281,6 +284,34 @@ async fn three_replicas_with_a_wrong_secret_id_are_three_refusals_whatever_else_
 }
 
 #[tokio::test]
+async fn a_password_that_one_cluster_refuses_is_tried_at_another_where_it_may_be_right() {
+    let refusing = Simulated::start(|seen| match seen.is("/login") {
+        true => Reply::error(400, "invalid username or password"),
+        false => sound(seen, "t", &[MADE]),
+    })
+    .await;
+    let right = Simulated::start(|seen| sound(seen, "t", &[MADE])).await;
+    let secret = Secret::new();
+    secret.write("s.password-of-two-clusters");
+    let with = |server: &Simulated, credentials: serde_json::Value| {
+        let mut document = document(&[server.url()], &secret.path());
+        document["credentials"] = credentials;
+        config(&document)
+    };
+    let path = secret.path();
+    for credentials in [
+        json!({"userpass": {"username": "kms", "passwordFile": path}}),
+        // A name that people give, and nothing secret beside it.
+        json!({"appRole": {"roleId": "kms"}}),
+    ] {
+        refusal(connect(&with(&refusing, credentials.clone())).await);
+        refusal(connect(&with(&refusing, credentials.clone())).await);
+        connect(&with(&right, credentials)).await.expect("another cluster, another user");
+    }
+    assert_eq!((refusing.seen("/login").len(), right.seen("/login").len()), (2, 2));
+}
+
+#[tokio::test]
 async fn the_last_token_serves_while_a_new_login_is_refused() {
     let logins = Arc::new(AtomicUsize::new(0));
     let count = logins.clone();
@@ -289,7 +320,7 @@ async fn the_last_token_serves_while_a_new_login_is_refused() {
             return Reply::error(400, "invalid role or secret ID");
         }
         if seen.is("/login") || seen.is("/renew-self") {
-            let auth = json!({"client_token": "t", "lease_duration": 6, "renewable": false});
+            let auth = json!({"client_token": "t", "lease_duration": 24, "renewable": false});
             return Reply::new(200, &json!({"auth": auth}));
         }
         sound(seen, "t", &[MADE])

@@ -29,6 +29,8 @@ pub struct Manners {
     pub gate: Mutex<Option<Arc<Semaphore>>>,
     /// Requests seen, Status aside.
     pub seen: AtomicU64,
+    /// Those of them that are not the shim's own.
+    pub callers: AtomicU64,
     /// The last `grpc-timeout`.
     pub timeout: Mutex<Option<String>>,
     /// Which KEK it has: what another one wrapped cannot be read. 0 reads everything.
@@ -106,9 +108,19 @@ impl Plugin {
     pub fn seen(&self) -> u64 {
         self.manners.seen.load(Ordering::SeqCst)
     }
+
+    /// Requests seen of callers: what the shim asks for itself comes when it likes.
+    pub fn seen_of_callers(&self) -> u64 {
+        self.manners.callers.load(Ordering::SeqCst)
+    }
 }
 
 impl Service {
+    fn count(&self, uid: &str) {
+        self.0.seen.fetch_add(1, Ordering::SeqCst);
+        self.0.callers.fetch_add(u64::from(!uid.starts_with("shim-")), Ordering::SeqCst);
+    }
+
     async fn fault<T>(&self, request: &Request<T>) -> Result<(), Status> {
         if self.0.hangs.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
@@ -158,7 +170,7 @@ impl KeyManagementService for Service {
         &self,
         request: Request<EncryptRequest>,
     ) -> Result<Response<EncryptResponse>, Status> {
-        self.0.seen.fetch_add(1, Ordering::SeqCst);
+        self.count(&request.get_ref().uid);
         self.fault(&request).await?;
         self.may("encrypt")?;
         let mut ciphertext = twist(&request.into_inner().plaintext);
@@ -176,7 +188,7 @@ impl KeyManagementService for Service {
         &self,
         request: Request<DecryptRequest>,
     ) -> Result<Response<DecryptResponse>, Status> {
-        self.0.seen.fetch_add(1, Ordering::SeqCst);
+        self.count(&request.get_ref().uid);
         self.fault(&request).await?;
         let gate = self.0.gate.lock().unwrap().clone();
         if let Some(gate) = gate {

@@ -210,7 +210,7 @@ impl Source for ShimState {
         let revision = self.config.status().revision;
         self.metrics.refresh(revision.as_deref(), gauges.collect());
         let identities = self.identities.lock();
-        self.metrics.expiry(identities.iter().map(|identity| identity.expiry()).min());
+        self.metrics.expiry(identities.iter().filter_map(|identity| identity.expiry()).min());
         self.metrics.registry.text()
     }
 

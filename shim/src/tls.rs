@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use sidekey_core::certificate::Certificate;
@@ -92,7 +92,8 @@ pub struct Identity {
     files: Mutex<TlsFiles>,
     /// Tells the follower that other files are to be watched.
     moved: Notify,
-    loaded: ArcSwap<Loaded>,
+    /// Nothing until the files can be used for the first time.
+    loaded: ArcSwapOption<Loaded>,
     generation: watch::Sender<u64>,
     succeeded: AtomicU64,
     failed: AtomicU64,
@@ -108,15 +109,25 @@ impl Identity {
             tracing::warn!(certificate = %files.cert.display(), expired = %loaded.expiry_text(),
                 "our certificate has expired: peers will refuse it until it is replaced");
         }
-        Ok(Arc::new(Self {
+        Ok(Self::of(files, Some(loaded), None))
+    }
+
+    /// An identity with files that cannot be used: nobody is connected with it, until whoever
+    /// [follows](Self::follow) them finds that they can.
+    pub(crate) fn waiting(files: TlsFiles, error: &Error) -> Arc<Self> {
+        Self::of(files, None, Some(error.report()))
+    }
+
+    fn of(files: TlsFiles, loaded: Option<Loaded>, error: Option<String>) -> Arc<Self> {
+        Arc::new(Self {
             files: Mutex::new(files),
             moved: Notify::new(),
-            loaded: ArcSwap::from_pointee(loaded),
+            loaded: ArcSwapOption::new(loaded.map(Arc::new)),
             generation: watch::Sender::new(0),
             succeeded: AtomicU64::new(0),
             failed: AtomicU64::new(0),
-            error: Mutex::new(None),
-        }))
+            error: Mutex::new(error),
+        })
     }
 
     /// Takes the files over whenever they change, for as long as it is polled. What changed since
@@ -152,14 +163,24 @@ impl Identity {
         Ok(())
     }
 
-    /// When our certificate expires.
-    pub fn expiry(&self) -> SystemTime {
-        self.loaded.load().leaf.not_after
+    /// When our certificate expires, if there is one.
+    pub fn expiry(&self) -> Option<SystemTime> {
+        self.loaded.load().as_ref().map(|loaded| loaded.leaf.not_after)
     }
 
     /// The names in our certificate.
     pub fn names(&self) -> Vec<String> {
-        self.loaded.load().leaf.identities()
+        self.loaded.load().as_ref().map(|loaded| loaded.leaf.identities()).unwrap_or_default()
+    }
+
+    /// What is in use, or why there is nothing.
+    fn loaded(&self) -> Result<Arc<Loaded>, Error> {
+        self.loaded.load_full().ok_or_else(|| {
+            let why = self.last_error().unwrap_or_default();
+            let text = format!("our certificates cannot be used: {why}");
+            Error::new(Kind::Unavailable, text)
+                .with_hint("correct the files: they are taken over as soon as they can be used")
+        })
     }
 
     /// How often changed files were taken over, and how often they were refused.
@@ -184,7 +205,7 @@ impl Identity {
             Error::new(Kind::Config, format!("{server_name:?} is no DNS name and no IP address"))
         })?;
         tune(&tcp, UNACKNOWLEDGED_BY_SERVER);
-        let connector = TlsConnector::from(self.loaded.load().client.clone());
+        let connector = TlsConnector::from(self.loaded()?.client.clone());
         match timeout(HANDSHAKE_TIMEOUT, connector.connect(name, tcp)).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(Refusal::by_us(error, &format!("TLS with {server_name}")).error),
@@ -213,7 +234,7 @@ impl Identity {
         protocol: Protocol,
     ) -> Result<(server::TlsStream<TcpStream>, TlsPeer), Refusal> {
         tune(&tcp, UNACKNOWLEDGED_BY_CLIENT);
-        let loaded = self.loaded.load_full();
+        let loaded = self.loaded().map_err(Refusal::without_certificate)?;
         let config = match protocol {
             Protocol::Http2 => loaded.http2.clone(),
             Protocol::Http1 => loaded.http1.clone(),
@@ -246,7 +267,9 @@ impl Identity {
         let Some((leaf, between)) = peer.chain.split_first() else { return false };
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = UnixTime::since_unix_epoch(since);
-        self.loaded.load().clients.verify_client_cert(leaf, between, now).is_ok()
+        let loaded = self.loaded.load();
+        let clients = loaded.as_ref().map(|loaded| &loaded.clients);
+        clients.is_some_and(|clients| clients.verify_client_cert(leaf, between, now).is_ok())
     }
 
     async fn distrusted_by(&self, peer: &TlsPeer, clock: impl Fn() -> SystemTime) {
@@ -268,7 +291,9 @@ impl Identity {
         let paths = files.set();
         if *subscription.paths() != paths {
             subscription.replace(paths);
-            subscription.told(self.loaded.load().digest);
+            if let Some(loaded) = &*self.loaded.load() {
+                subscription.told(loaded.digest);
+            }
         }
     }
 
@@ -283,7 +308,8 @@ impl Identity {
             }
             Err(error) => {
                 let error = error.report();
-                tracing::warn!(error, "new certificates refused, the last good ones stay in use");
+                let in_use = if self.expiry().is_some() { "the last good ones" } else { "none" };
+                tracing::warn!(error, in_use, "certificates refused");
                 *self.error.lock() = Some(error);
                 self.failed.fetch_add(1, Ordering::Relaxed);
             }
@@ -293,7 +319,7 @@ impl Identity {
     /// An expired certificate does not replace one that is good.
     fn no_worse(&self, new: Loaded) -> Result<Loaded, Error> {
         let now = SystemTime::now();
-        if new.leaf.not_after <= now && self.expiry() > now {
+        if new.leaf.not_after <= now && self.expiry() > Some(now) {
             let text = format!("the new certificate has expired ({})", new.expiry_text());
             return Err(Error::new(Kind::Config, text).with_hint("issue a new one"));
         }
@@ -301,7 +327,7 @@ impl Identity {
     }
 
     fn swap(&self, loaded: Loaded) {
-        self.loaded.store(Arc::new(loaded));
+        self.loaded.store(Some(Arc::new(loaded)));
         *self.error.lock() = None;
         self.generation.send_modify(|generation| *generation += 1);
     }
@@ -319,8 +345,8 @@ impl Server {
             return true;
         }
         let Some((leaf, between)) = self.chain.split_first() else { return false };
-        let servers = self.identity.loaded.load().servers.clone();
-        let now = UnixTime::now();
+        let Ok(loaded) = self.identity.loaded() else { return false };
+        let (servers, now) = (&loaded.servers, UnixTime::now());
         let trusted = servers.verify_server_cert(leaf, between, &self.name, &[], now).is_ok();
         if trusted {
             self.verified.store(generation, Ordering::Relaxed);

@@ -145,7 +145,8 @@ impl Link {
         let open = open.filter(|open| {
             !open.connection.is_closed() && open.server.as_ref().is_none_or(Server::is_trusted)
         })?;
-        Some(Client { link: self.clone(), number: open.number, stub: open.stub.clone() })
+        let (link, number, stub) = (self.clone(), open.number, open.stub.clone());
+        Some(Client { link, number, stub, deadline: None })
     }
 
     async fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<Client, Error> {
@@ -162,7 +163,7 @@ impl Link {
             let (stub, connection, server) = self.connect().await?;
             let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
             *open = Some(OpenLink { stub: stub.clone(), connection, number, server });
-            Ok(Client { link: self.clone(), number, stub })
+            Ok(Client { link: self.clone(), number, stub, deadline: None })
         };
         tokio::time::timeout_at(limit, connecting).await.unwrap_or_else(|_| {
             Err(Error::new(Kind::Unavailable, format!("{} takes no connection", self.address)))

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use support::eventually;
-use support::plugin::{Manners, Plugin};
+use support::plugin::{Manners, Plugin, time};
 use support::shim::{Shim, document, key};
 use tonic::Code;
 
@@ -52,6 +52,44 @@ async fn beside_an_endpoint_that_hangs_every_call_is_answered_in_its_callers_tim
     second.manners.hangs.store(true, Ordering::SeqCst);
     eventually("the first serves again", async || shim.decrypt(&sealed).await.ok()).await;
     assert_eq!(shim.announced().await.unwrap(), sealed.key_id);
+}
+
+#[tokio::test]
+async fn every_endpoint_is_told_the_callers_whole_time_and_waited_for_its_share() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let directory = tempfile::tempdir().unwrap();
+    let (first, second, shim) = pair(directory.path()).await;
+    let sealed = shim.encrypt(b"before").await.unwrap();
+    for plugin in [&first, &second] {
+        *plugin.manners.timeout.lock().unwrap() = None;
+    }
+    // A probe of the shim's own has ten seconds at most.
+    let told = eventually("somebody is told", async || {
+        assert_eq!(shim.decrypt_within(MINUTE, &sealed).await.unwrap(), b"before");
+        let told = |plugin: &Plugin| time(plugin.manners.timeout.lock().unwrap().as_ref()?);
+        [told(&first), told(&second)].into_iter().flatten().max().filter(|told| *told > MINUTE / 4)
+    })
+    .await;
+    assert!(told > MINUTE * 3 / 4, "it was told {told:?}, which is its share");
+}
+
+#[tokio::test]
+async fn a_kms_that_is_away_for_a_third_of_the_callers_time_fails_no_decrypt_at_two_endpoints() {
+    let directory = tempfile::tempdir().unwrap();
+    let (first, second, shim) = pair(directory.path()).await;
+    let sealed = shim.encrypt(b"before").await.unwrap();
+    for Plugin { manners, .. } in [&first, &second] {
+        manners.fails_with(Some((Code::Unavailable, "the KMS answers 503")));
+        manners.tries_again.store(true, Ordering::SeqCst);
+    }
+    let third = Duration::from_secs(3);
+    let heals = async {
+        tokio::time::sleep(third).await;
+        first.manners.fails_with(None);
+        second.manners.fails_with(None);
+    };
+    let (read, ()) = tokio::join!(shim.decrypt_within(third * 3, &sealed), heals);
+    assert_eq!(read.unwrap(), b"before");
 }
 
 #[tokio::test]

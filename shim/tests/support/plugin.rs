@@ -39,6 +39,9 @@ pub struct Manners {
     pub key_id: Mutex<Option<String>>,
     /// What was wrapped under this key_id cannot be read any more.
     pub retired: Mutex<Option<String>>,
+    /// Tries again until half of the time that it was told is over, as our providers do, and
+    /// answers then.
+    pub tries_again: AtomicBool,
     /// Takes requests and answers none.
     pub hangs: AtomicBool,
     /// May only decrypt: all else is refused.
@@ -127,7 +130,11 @@ impl Service {
         }
         let timeout = request.metadata().get("grpc-timeout");
         let timeout = timeout.map(|value| value.to_str().unwrap().to_owned());
-        *self.0.timeout.lock().unwrap() = timeout;
+        *self.0.timeout.lock().unwrap() = timeout.clone();
+        if self.0.tries_again.load(Ordering::SeqCst) {
+            let told = timeout.as_deref().and_then(time).expect("no grpc-timeout");
+            tokio::time::sleep(told / 2).await;
+        }
         match &*self.0.fault.lock().unwrap() {
             Some((code, text)) => Err(Status::new(*code, text.clone())),
             None => Ok(()),
@@ -142,6 +149,19 @@ impl Service {
             false => Ok(()),
         }
     }
+}
+
+/// A `grpc-timeout`.
+pub fn time(text: &str) -> Option<Duration> {
+    let (value, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let nanoseconds = match unit {
+        "n" => 1,
+        "u" => 1_000,
+        "m" => 1_000_000,
+        "S" => 1_000_000_000,
+        _ => return None,
+    };
+    Some(Duration::from_nanos(value.parse::<u64>().ok()? * nanoseconds))
 }
 
 /// Not encryption, but something that only this plugin undoes.

@@ -11,8 +11,6 @@ use sidekey_core::{Endpoint, Error, Kind};
 use tokio::time::Instant;
 use tonic::Status;
 
-/// Largest answer that is read: 32 KiB of annotations, and room for the rest.
-const MAX_ANSWER: usize = 64 * 1024;
 /// How often a lost connection is looked after while nobody asks.
 const LOOK_AFTER: Duration = Duration::from_secs(2);
 /// A plugin that has let this much time pass may hang.
@@ -194,7 +192,6 @@ impl Plugin {
             client::open(stream, Uri::from_static("http://localhost")).await.map_err(|error| {
                 failed(SocketError::Handshake, error.into(), "see what listens on that socket")
             })?;
-        let client = client.max_decoding_message_size(MAX_ANSWER);
         Ok(Open { client, connection })
     }
 

@@ -35,6 +35,10 @@ const MAX_HEADERS: u32 = 16 * 1024;
 /// What HTTP/2 begins with: more than any message of KMS v2.
 const DEFAULT_WINDOW: u32 = 65_535;
 
+/// Largest answer that is read: 32 KiB of annotations, and room for the rest. A plugin that sends
+/// more breaks the protocol, and must not fill our memory.
+const MAX_ANSWER: usize = 64 * 1024;
+
 /// One HTTP/2 connection to a plugin; clones share it.
 ///
 /// It stands on h2 alone: a request leaves in one write, head and message together. Hyper's
@@ -118,7 +122,8 @@ where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = connection(stream, DEFAULT_WINDOW).await?;
-    Ok((KeyManagementServiceClient::with_origin(connection.clone(), origin), connection))
+    let client = KeyManagementServiceClient::with_origin(connection.clone(), origin);
+    Ok((client.max_decoding_message_size(MAX_ANSWER), connection))
 }
 
 /// The connection alone, for another gRPC service than KMS v2; the peer may be `window` bytes
@@ -359,10 +364,12 @@ mod tests {
         let (mut client, connection) =
             open(ours, Uri::from_static("http://localhost")).await.unwrap();
         // The last one is larger than the window that HTTP/2 begins with.
-        for size in [0, 1, 20_000, 90_000] {
+        for size in [0, 1, 20_000, 65_530] {
             let answer = client.encrypt(plaintext(size)).await.unwrap().into_inner();
             assert_eq!(answer.ciphertext.len(), size);
         }
+        let too_long = client.encrypt(plaintext(65_600)).await.unwrap_err();
+        assert_eq!(too_long.code(), tonic::Code::OutOfRange, "{too_long}");
         let refused = client.status(StatusRequest {}).await.unwrap_err();
         assert_eq!((refused.code(), refused.message()), (tonic::Code::Unavailable, "not today"));
         assert!(!connection.is_closed());

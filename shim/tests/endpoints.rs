@@ -7,7 +7,7 @@ mod support;
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::eventually;
 use support::plugin::{Manners, Plugin, time};
@@ -215,4 +215,30 @@ async fn a_coast_that_is_too_short_is_raised_and_said() {
     })
     .await;
     assert!(warning.contains("a coast of 1s is too short"), "{warning}");
+}
+
+#[tokio::test]
+async fn forged_data_does_not_make_the_shim_ask_a_foreign_plugin_for_status_all_the_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let plugin = Plugin::with(&directory.join("a.sock"), Manners::of_kek(1)).await;
+    let mut key = key(1, "write", &[&plugin]);
+    key["external"] = true.into();
+    let mut document = document(directory, 1, &[key]);
+    document["probe"]["interval"] = "1h".into();
+    let shim = Shim::start(directory, &document).await;
+    shim.is_ready().await;
+    let mut forged = shim.encrypt(b"x").await.unwrap();
+    let mut bytes = forged.ciphertext.to_vec();
+    bytes[0] ^= 0xff;
+    forged.ciphertext = bytes.into();
+    // Each wait is at least half of what it may be, and twice as long as the one before.
+    let asked = || plugin.manners.asked.load(Ordering::SeqCst);
+    let (before, began) = (asked(), Instant::now());
+    while began.elapsed() < Duration::from_secs(5) {
+        shim.decrypt(&forged).await.unwrap_err();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let probes = asked() - before;
+    assert!((1..=6).contains(&probes), "{probes} probes");
 }

@@ -259,7 +259,7 @@ impl Engine {
     }
 
     /// What the admin endpoints show beside the configuration.
-    fn tell(&self) {
+    fn tell(&mut self) {
         let listeners = self.config.listeners.iter().map(|spec| spec.endpoint.to_string());
         *self.shared.listeners.lock() = listeners.collect();
         *self.shared.identities.lock() = self.identities.all();

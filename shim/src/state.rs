@@ -1,6 +1,6 @@
 //! What listeners, admin endpoints and reloads share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -22,7 +22,7 @@ pub(crate) struct ShimState {
     cache: ArcSwapOption<Cache>,
     pub(crate) config: ConfigState,
     pub(crate) listeners: Mutex<Vec<String>>,
-    pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
+    pub(crate) identities: Mutex<Vec<Weak<Identity>>>,
     pub(crate) flights: SingleFlight<CacheKey, (Result<Secret, Arc<Error>>, bool)>,
     pub(crate) metrics: Arc<ShimMetrics>,
     started: SystemTime,
@@ -210,7 +210,9 @@ impl Source for ShimState {
         let revision = self.config.status().revision;
         self.metrics.refresh(revision.as_deref(), gauges.collect());
         let identities = self.identities.lock();
-        self.metrics.expiry(identities.iter().filter_map(|identity| identity.expiry()).min());
+        // One that no key uses any more warns nobody.
+        let expiries = identities.iter().filter_map(|identity| identity.upgrade()?.expiry());
+        self.metrics.expiry(expiries.min());
         self.metrics.registry.text()
     }
 

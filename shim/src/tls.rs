@@ -15,7 +15,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -90,8 +90,8 @@ pub struct Server {
 /// Our certificate and whom we trust, swapped as a whole when the files change.
 pub struct Identity {
     files: Mutex<TlsFiles>,
-    /// Tells the follower that other files are to be watched.
-    moved: Notify,
+    /// Tells the follower that other files are to be watched, or none any more.
+    moved: Arc<Notify>,
     /// Nothing until the files can be used for the first time.
     loaded: ArcSwapOption<Loaded>,
     generation: watch::Sender<u64>,
@@ -121,7 +121,7 @@ impl Identity {
     fn of(files: TlsFiles, loaded: Option<Loaded>, error: Option<String>) -> Arc<Self> {
         Arc::new(Self {
             files: Mutex::new(files),
-            moved: Notify::new(),
+            moved: Arc::default(),
             loaded: ArcSwapOption::new(loaded.map(Arc::new)),
             generation: watch::Sender::new(0),
             succeeded: AtomicU64::new(0),
@@ -130,17 +130,18 @@ impl Identity {
         })
     }
 
-    /// Takes the files over whenever they change, for as long as it is polled. What changed since
-    /// [`load`](Self::load) is noticed too.
+    /// Takes the files over whenever they change, for as long as it is polled and the identity is
+    /// in use. What changed since [`load`](Self::load) is noticed too.
     pub fn follow(self: &Arc<Self>, watcher: &Watcher) -> impl Future<Output = ()> + Send + use<> {
-        let (this, mut subscription) = (self.clone(), watcher.subscribe(BTreeSet::new()));
+        let (this, moved) = (Arc::downgrade(self), self.moved.clone());
+        let mut subscription = watcher.subscribe(BTreeSet::new());
         async move {
-            loop {
-                this.aim(&mut subscription);
+            while Self::aim(&this, &mut subscription) {
                 let files = tokio::select! {
                     files = subscription.changed() => files,
-                    () = this.moved.notified() => continue,
+                    () = moved.notified() => continue,
                 };
+                let Some(this) = this.upgrade() else { return };
                 let paths = this.files.lock().clone();
                 if paths.set() == *subscription.paths() {
                     this.take_over(&paths, files);
@@ -285,16 +286,18 @@ impl Identity {
         }
     }
 
-    /// Watches the files in use; what was read counts as known.
-    fn aim(&self, subscription: &mut Subscription) {
-        let files = self.files.lock();
+    /// Watches the files in use, if the identity is; what was read counts as known.
+    fn aim(this: &Weak<Self>, subscription: &mut Subscription) -> bool {
+        let Some(this) = this.upgrade() else { return false };
+        let files = this.files.lock();
         let paths = files.set();
         if *subscription.paths() != paths {
             subscription.replace(paths);
-            if let Some(loaded) = &*self.loaded.load() {
+            if let Some(loaded) = &*this.loaded.load() {
                 subscription.told(loaded.digest);
             }
         }
+        true
     }
 
     fn take_over(&self, paths: &TlsFiles, files: Result<Files, Error>) {
@@ -369,6 +372,13 @@ impl TlsPeer {
     fn of(chain: Vec<CertificateDer<'static>>) -> Option<Self> {
         let leaf = Certificate::parse(chain.first()?).ok()?;
         Some(Self { sans: leaf.identities(), expires: leaf.not_after, chain })
+    }
+}
+
+impl Drop for Identity {
+    /// Ends what follows the files.
+    fn drop(&mut self) {
+        self.moved.notify_one();
     }
 }
 

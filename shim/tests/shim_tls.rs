@@ -5,6 +5,7 @@ mod support;
 
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use sidekey_shim::tls::{Identity, TlsFiles};
@@ -140,4 +141,43 @@ async fn at_a_start_certificates_that_cannot_be_used_close_admin_tls_and_nothing
         open().await?.report().contains("NoApplicationProtocol").then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_certificate_that_no_key_uses_any_more_is_forgotten() {
+    let world = World::new();
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let _plugin = Plugin::start(&world.path("kms.sock")).await;
+    let proxy = world.proxy().await;
+    let until = |hours| SystemTime::now() + Duration::from_secs(hours * 3600);
+    let files = |name: &str, hours| {
+        let pair = world.authority.issue_until(Use::Client, &[SHIM], until(hours));
+        write(&directory.join(name), &world.authority.pem, &pair)
+    };
+    let of = |revision, files| {
+        document(directory, revision, &[proxied(1, "write", proxy.address(), files)])
+    };
+    let (old, new) = (files("old", 1), files("new", 9));
+    let shim = Shim::start(directory, &of(1, &old)).await;
+    shim.is_ready().await;
+    let expires = async |hours| {
+        let seconds = until(hours).duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        eventually("the metric is of the certificate in use", async || {
+            let metrics = shim.get("/metrics").await?;
+            let name = "kms_shim_certificate_expiry_timestamp_seconds ";
+            let value = metrics.lines().find_map(|line| line.strip_prefix(name))?;
+            (value.parse::<u64>().ok()?.abs_diff(seconds) < 1800).then_some(())
+        })
+        .await;
+    };
+    expires(1).await;
+    shim.load(&of(2, &new)).await;
+    expires(9).await;
+    // Neither does one stay that was refused.
+    let mut refused = of(3, &old);
+    refused["keys"][0]["endpoints"] = json!([directory.join("nowhere"), "https://127.0.0.1:9"]);
+    shim.write(&refused);
+    shim.refuses().await;
+    expires(9).await;
 }

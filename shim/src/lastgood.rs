@@ -104,7 +104,9 @@ impl LastGood {
             .bytes()
             .and_then(|bytes| file.write_all(&bytes))
             .and_then(|()| file.sync_all())
-            .and_then(|()| std::fs::rename(&temporary, path));
+            .and_then(|()| std::fs::rename(&temporary, path))
+            // The name is on disk only with its directory: it must outlast a loss of power.
+            .and_then(|()| std::fs::File::open(path.parent().unwrap_or(path))?.sync_all());
         written.inspect_err(|_| {
             let _ = std::fs::remove_file(&temporary);
         })

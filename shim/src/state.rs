@@ -109,6 +109,14 @@ impl ShimState {
         self.cache.store(cache.map(Arc::new));
     }
 
+    /// Wipes what expires in the cache of this instant, for as long as it is polled.
+    pub(crate) async fn expire(&self) {
+        match self.cache.load_full() {
+            Some(cache) => cache.expire().await,
+            None => std::future::pending().await,
+        }
+    }
+
     pub(crate) fn cached(&self, request: &CacheKey) -> Option<Secret> {
         self.cache.load().as_ref()?.find(request)
     }

@@ -9,7 +9,7 @@ use http::Uri;
 use parking_lot::MutexGuard;
 use sidekey_core::client::{self, Connection};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use sidekey_core::{Error, KeyId, Kind, QuietStream};
+use sidekey_core::{Error, KeyId, Kind};
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
@@ -175,13 +175,10 @@ impl Link {
     ) -> Result<(KeyManagementServiceClient<Connection>, Connection, Option<Server>), Error> {
         let failed =
             |what: &str| Error::new(Kind::Unavailable, format!("cannot {what} {}", self.address));
-        let (opened, server) = match &self.address {
+        match &self.address {
             Address::Unix(endpoint) => {
-                let not_connected = |error| failed("connect to").with_source(error);
-                let stream = endpoint.connect().await.map_err(not_connected)?;
-                endpoint.check_server(&stream, &self.server_uids)?;
-                let stream = QuietStream::new(stream).map_err(not_connected)?;
-                (client::open(stream, Uri::from_static("http://localhost")).await, None)
+                let (stub, connection) = client::connect_to(endpoint, &self.server_uids).await?;
+                Ok((stub, connection, None))
             }
             Address::Https { host, port } => {
                 let tls = self.tls.as_ref().ok_or_else(|| failed("find certificates for"))?;
@@ -192,11 +189,11 @@ impl Link {
                 let server = tls.identity.server(&stream, name);
                 let origin = self.address.to_string().parse();
                 let origin = origin.unwrap_or_else(|_| Uri::from_static("https://localhost"));
-                (client::open(stream, origin).await, server)
+                let (stub, connection) = client::open(stream, origin)
+                    .await
+                    .map_err(|error| failed("speak HTTP/2 with").with_source(error))?;
+                Ok((stub, connection, server))
             }
-        };
-        let (stub, connection) =
-            opened.map_err(|error| failed("speak HTTP/2 with").with_source(error))?;
-        Ok((stub, connection, server))
+        }
     }
 }

@@ -3,9 +3,8 @@
 use std::io::ErrorKind;
 use std::time::{Duration, SystemTime};
 
-use http::Uri;
 use parking_lot::Mutex;
-use sidekey_core::client::{self, Connection};
+use sidekey_core::client::{self, ConnectError, Connection};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::{Endpoint, Error, Kind};
 use tokio::time::Instant;
@@ -177,21 +176,23 @@ impl Plugin {
             let error = Error::new(Kind::Unavailable, text).with_source(error).with_hint(hint);
             PluginFailure::Way(reason, error)
         };
-        let stream = self.endpoint.connect().await.map_err(|error| match error.kind() {
-            ErrorKind::PermissionDenied => {
+        let connecting = client::connect_to(&self.endpoint, &self.server_uids).await;
+        let (client, connection) = connecting.map_err(|error| match error {
+            ConnectError::Server { source, .. } => PluginFailure::Way(SocketError::Denied, source),
+            ConnectError::Socket { source, .. }
+                if source.kind() == ErrorKind::PermissionDenied =>
+            {
                 let hint =
                     "let the proxy's user open the socket: see its mode, group and SELinux label";
-                failed(SocketError::Denied, error.into(), hint)
+                failed(SocketError::Denied, source.into(), hint)
             }
-            _ => failed(SocketError::Connect, error.into(), "see whether the plugin runs"),
+            ConnectError::Socket { source, .. } => {
+                failed(SocketError::Connect, source.into(), "see whether the plugin runs")
+            }
+            ConnectError::Handshake { source, .. } => {
+                failed(SocketError::Handshake, source.into(), "see what listens on that socket")
+            }
         })?;
-        self.endpoint
-            .check_server(&stream, &self.server_uids)
-            .map_err(|error| PluginFailure::Way(SocketError::Denied, error))?;
-        let (client, connection) =
-            client::open(stream, Uri::from_static("http://localhost")).await.map_err(|error| {
-                failed(SocketError::Handshake, error.into(), "see what listens on that socket")
-            })?;
         Ok(Open { client, connection })
     }
 

@@ -24,10 +24,11 @@ use http::{Request, Response, Uri};
 use http_body_util::BodyExt;
 use hyper::body::Frame;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
 use tonic::body::Body;
 
 use crate::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use crate::{Endpoint, QuietStream};
+use crate::{Endpoint, Kind, QuietStream};
 
 /// More than any plugin has to say beside its answer.
 const MAX_HEADERS: u32 = 16 * 1024;
@@ -85,20 +86,55 @@ pub enum ConnectError {
         #[source]
         source: h2::Error,
     },
+    /// Its server's uid is not among those accepted.
+    #[error("{endpoint} is served by somebody else")]
+    Server {
+        /// Where.
+        endpoint: Endpoint,
+        /// Who, and who may.
+        #[source]
+        source: crate::Error,
+    },
+}
+
+impl From<ConnectError> for crate::Error {
+    fn from(error: ConnectError) -> Self {
+        let unreached = Self::new(Kind::Unavailable, error.to_string());
+        match error {
+            ConnectError::Socket { source, .. } => unreached.with_source(source),
+            ConnectError::Handshake { source, .. } => unreached.with_source(source),
+            ConnectError::Server { source, .. } => source,
+        }
+    }
 }
 
 /// Opens a connection to the plugin at `endpoint`: the generated client on our own transport.
 pub async fn connect(
     endpoint: &Endpoint,
 ) -> Result<KeyManagementServiceClient<Connection>, ConnectError> {
-    let stream = endpoint
-        .connect()
+    reach(endpoint, |_| Ok(())).await.map(|(client, _)| client)
+}
+
+/// Like [`connect`], with the connection itself, if one of these uids serves the socket; our own
+/// and root may if there are none. Nobody else is sent anything.
+pub async fn connect_to(
+    endpoint: &Endpoint,
+    server_uids: &[u32],
+) -> Result<(KeyManagementServiceClient<Connection>, Connection), ConnectError> {
+    reach(endpoint, |stream| endpoint.check_server(stream, server_uids)).await
+}
+
+async fn reach(
+    endpoint: &Endpoint,
+    check: impl FnOnce(&UnixStream) -> Result<(), crate::Error>,
+) -> Result<(KeyManagementServiceClient<Connection>, Connection), ConnectError> {
+    let endpoint = || endpoint.clone();
+    let failed = |source| ConnectError::Socket { endpoint: endpoint(), source };
+    let stream = endpoint().connect().await.map_err(failed)?;
+    check(&stream).map_err(|source| ConnectError::Server { endpoint: endpoint(), source })?;
+    open(QuietStream::new(stream).map_err(failed)?, Uri::from_static("http://localhost"))
         .await
-        .and_then(QuietStream::new)
-        .map_err(|source| ConnectError::Socket { endpoint: endpoint.clone(), source })?;
-    over(stream, Uri::from_static("http://localhost"))
-        .await
-        .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })
+        .map_err(|source| ConnectError::Handshake { endpoint: endpoint(), source })
 }
 
 /// Speaks KMS v2 over a stream that is already open, TLS included; `origin` becomes the
@@ -244,7 +280,6 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use tokio::io::ReadBuf;
-    use tokio::net::UnixStream;
 
     use super::*;
     use crate::kms::server::{Stop, serve_kms_over, stopper};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sidekey_core::client::Connection;
+use sidekey_core::client::{self, Connection};
 use sidekey_core::kms::{StatusReport, UNREACHED};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::proto::v2::{EncryptRequest, StatusRequest, StatusResponse};
@@ -147,8 +147,7 @@ async fn answered<T>(
 
 /// A plugin's answer, or the end of its connection, as a failure of ours; the code is kept.
 fn refused(link: &Link, status: &Status, began: Instant, told: Instant) -> CallFailure {
-    // A connection that breaks under a request has the break as source; an answer has none.
-    let broke = std::error::Error::source(status).is_some();
+    let broke = client::broke(status);
     let kind = match status.code() {
         _ if broke => Kind::Unavailable,
         Code::InvalidArgument | Code::OutOfRange => Kind::Invalid,

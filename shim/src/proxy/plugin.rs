@@ -93,12 +93,12 @@ impl Plugin {
         let calling = async {
             let open = self.connection().await?;
             match send(open.client.clone()).await {
-                Err(status) if open.broke(&status) => {}
+                Err(status) if client::broke(&status) => {}
                 answer => return answer.map_err(PluginFailure::Answer),
             }
             let open = self.connection().await?;
             match send(open.client.clone()).await {
-                Err(status) if open.broke(&status) => Err(self.broken(&status)),
+                Err(status) if client::broke(&status) => Err(self.broken(&status)),
                 answer => answer.map_err(PluginFailure::Answer),
             }
         };
@@ -224,13 +224,5 @@ impl PluginFailure {
             Self::Answer(status) => status.message().to_owned(),
             Self::Way(_, error) => error.report(),
         }
-    }
-}
-
-impl Open {
-    /// Whether the call failed with its connection: a status that came over the wire has no
-    /// source, one that was made here for want of an answer has, or the connection is closed.
-    fn broke(&self, status: &Status) -> bool {
-        std::error::Error::source(status).is_some() || self.connection.is_closed()
     }
 }

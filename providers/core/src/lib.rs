@@ -107,7 +107,7 @@ pub use process::command::{
     RotateArgs, RotateCommand, answer, ask, complain, print, report, rotate, say, usage,
 };
 pub use process::shutdown::Ending;
-pub use process::status::time;
+pub use process::status::{ErrorStatus, time};
 pub use process::{app, telemetry};
 pub use provider::run::run;
 pub use provider::{Call, Deletion, Provider, Sealed};

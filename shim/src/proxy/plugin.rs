@@ -179,9 +179,7 @@ impl Plugin {
         let connecting = client::connect_to(&self.endpoint, &self.server_uids).await;
         let (client, connection) = connecting.map_err(|error| match error {
             ConnectError::Server { source, .. } => PluginFailure::Way(SocketError::Denied, source),
-            ConnectError::Socket { source, .. }
-                if source.kind() == ErrorKind::PermissionDenied =>
-            {
+            ConnectError::Socket { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 let hint =
                     "let the proxy's user open the socket: see its mode, group and SELinux label";
                 failed(SocketError::Denied, source.into(), hint)

@@ -107,13 +107,7 @@ impl Supervisor {
         Err(Error::new(Kind::Config, text).with_hint("give the new key a socket of its own"))
     }
 
-    fn start(
-        &mut self,
-        spec: KeySpec,
-        listener: Listener,
-        probe: ProbeOptions,
-        drain: Duration,
-    ) {
+    fn start(&mut self, spec: KeySpec, listener: Listener, probe: ProbeOptions, drain: Duration) {
         if let Some(old) = self.running.remove(&spec.id) {
             old.end();
         }

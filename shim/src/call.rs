@@ -6,7 +6,7 @@ use std::time::Duration;
 use sidekey_core::client::{self, Connection};
 use sidekey_core::kms::{StatusReport, UNREACHED};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use sidekey_core::proto::v2::{EncryptRequest, StatusRequest, StatusResponse};
+use sidekey_core::proto::v2::{EncryptRequest, StatusRequest};
 use sidekey_core::{Error, KeyId, Kind, Sealed, Secret};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
@@ -86,7 +86,10 @@ impl Client {
         let told = self.deadline.unwrap_or(limit);
         let asking = self.stub.status(timed(StatusRequest {}, told));
         let answer = StatusReport::passed_on(answered(&self.link, limit, told, asking).await?);
-        let key_id = healthy(&self.link, &answer.response).map_err(CallFailure::Answered)?;
+        let key_id = answer.key_id().map_err(|error| {
+            let text = format!("{}: {}", self.link.address(), error.report());
+            CallFailure::Answered(Error::new(error.kind(), text))
+        })?;
         Ok(Report { key_id, age: answer.proof_age.unwrap_or_default() })
     }
 
@@ -172,21 +175,6 @@ fn refused(link: &Link, status: &Status, began: Instant, told: Instant) -> CallF
     }
     link.metrics.plugin_error(status.code());
     CallFailure::Answered(error)
-}
-
-fn healthy(link: &Link, answer: &StatusResponse) -> Result<KeyId, Error> {
-    if answer.healthz != "ok" {
-        let shown: String = answer.healthz.chars().take(200).collect();
-        return Err(Error::new(
-            Kind::Unavailable,
-            format!("{}: healthz is {shown:?}", link.address()),
-        ));
-    }
-    if !matches!(answer.version.as_str(), "v2" | "v2beta1") {
-        let text = format!("{} speaks version {:?}, not v2", link.address(), answer.version);
-        return Err(Error::new(Kind::Config, text));
-    }
-    KeyId::new(&answer.key_id)
 }
 
 /// Tells the plugin how long its caller waits. It is for the plugin to answer in good time, as ours

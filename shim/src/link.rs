@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::Uri;
 use parking_lot::MutexGuard;
-use sidekey_core::client::{self, Connection};
+use sidekey_core::client::{self, ConnectError, Connection};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::{Error, KeyId, Kind};
 use tokio::net::TcpStream;
@@ -177,7 +177,11 @@ impl Link {
             |what: &str| Error::new(Kind::Unavailable, format!("cannot {what} {}", self.address));
         match &self.address {
             Address::Unix(endpoint) => {
-                let (stub, connection) = client::connect_to(endpoint, &self.server_uids).await?;
+                let opened = client::connect_to(endpoint, &self.server_uids).await;
+                let (stub, connection) = opened.map_err(|error| match error {
+                    ConnectError::Server { source, .. } => source,
+                    error => Error::new(Kind::Unavailable, "no connection").with_source(error),
+                })?;
                 Ok((stub, connection, None))
             }
             Address::Https { host, port } => {

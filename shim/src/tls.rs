@@ -235,7 +235,7 @@ impl Identity {
         protocol: Protocol,
     ) -> Result<(server::TlsStream<TcpStream>, TlsPeer), Refusal> {
         tune(&tcp, UNACKNOWLEDGED_BY_CLIENT);
-        let loaded = self.loaded().map_err(Refusal::without_certificate)?;
+        let loaded = self.loaded().map_err(|error| Refusal { reason: Reason::Closed, error })?;
         let config = match protocol {
             Protocol::Http2 => loaded.http2.clone(),
             Protocol::Http1 => loaded.http1.clone(),

@@ -150,7 +150,7 @@ async fn a_certificate_that_no_key_uses_any_more_is_forgotten() {
     let directory = directory.path();
     let _plugin = Plugin::start(&world.path("kms.sock")).await;
     let proxy = world.proxy().await;
-    let until = |hours| SystemTime::now() + Duration::from_secs(hours * 3600);
+    let until = |hours: u64| SystemTime::now() + Duration::from_secs(hours * 3600);
     let files = |name: &str, hours| {
         let pair = world.authority.issue_until(Use::Client, &[SHIM], until(hours));
         write(&directory.join(name), &world.authority.pem, &pair)

@@ -27,11 +27,7 @@ pub(super) struct Plugin {
 }
 
 /// A connection and the client on it.
-#[derive(Clone)]
-struct Open {
-    client: KeyManagementServiceClient<Connection>,
-    connection: Connection,
-}
+type Open = (KeyManagementServiceClient<Connection>, Connection);
 
 /// Why there is no connection, and since when.
 #[derive(Clone, Debug)]
@@ -91,16 +87,15 @@ impl Plugin {
         F: Future<Output = Result<A, Status>>,
     {
         let calling = async {
-            let open = self.connection().await?;
-            match send(open.client.clone()).await {
-                Err(status) if client::broke(&status) => {}
-                answer => return answer.map_err(PluginFailure::Answer),
-            }
-            let open = self.connection().await?;
-            match send(open.client.clone()).await {
-                Err(status) if client::broke(&status) => Err(self.broken(&status)),
-                answer => answer.map_err(PluginFailure::Answer),
-            }
+            let first = send(self.connection().await?).await;
+            let answer = match first {
+                Err(status) if client::broke(&status) => send(self.connection().await?).await,
+                answer => answer,
+            };
+            answer.map_err(|status| match client::broke(&status) {
+                true => self.broken(&status),
+                false => PluginFailure::Answer(status),
+            })
         };
         let began = Instant::now();
         match tokio::time::timeout_at(deadline, calling).await {
@@ -149,25 +144,27 @@ impl Plugin {
         }
     }
 
-    fn current(&self) -> Option<Open> {
+    fn current(&self) -> Option<KeyManagementServiceClient<Connection>> {
         let current = self.current.lock();
-        current.as_ref().filter(|open| !open.connection.is_closed()).cloned()
+        let (client, _) = current.as_ref().filter(|(_, connection)| !connection.is_closed())?;
+        Some(client.clone())
     }
 
     /// The connection, or a new one: many callers at once make one.
-    async fn connection(&self) -> Result<Open, PluginFailure> {
-        if let Some(open) = self.current() {
-            return Ok(open);
+    async fn connection(&self) -> Result<KeyManagementServiceClient<Connection>, PluginFailure> {
+        if let Some(client) = self.current() {
+            return Ok(client);
         }
         let _one = self.open.lock().await;
-        if let Some(open) = self.current() {
-            return Ok(open);
+        if let Some(client) = self.current() {
+            return Ok(client);
         }
         let result = self.connect().await;
         self.note(result.as_ref().err());
         let open = result?;
-        *self.current.lock() = Some(open.clone());
-        Ok(open)
+        let client = open.0.clone();
+        *self.current.lock() = Some(open);
+        Ok(client)
     }
 
     async fn connect(&self) -> Result<Open, PluginFailure> {
@@ -177,7 +174,7 @@ impl Plugin {
             PluginFailure::Way(reason, error)
         };
         let connecting = client::connect_to(&self.endpoint, &self.server_uids).await;
-        let (client, connection) = connecting.map_err(|error| match error {
+        connecting.map_err(|error| match error {
             ConnectError::Server { source, .. } => PluginFailure::Way(SocketError::Denied, source),
             ConnectError::Socket { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 let hint =
@@ -190,8 +187,7 @@ impl Plugin {
             ConnectError::Handshake { source, .. } => {
                 failed(SocketError::Handshake, source.into(), "see what listens on that socket")
             }
-        })?;
-        Ok(Open { client, connection })
+        })
     }
 
     fn note(&self, failure: Option<&PluginFailure>) {

@@ -95,11 +95,6 @@ impl Refusal {
         Self { reason: Reason::Timeout, error: Error::new(Kind::Unavailable, text) }
     }
 
-    /// We have none to show.
-    pub(super) fn without_certificate(error: Error) -> Self {
-        Self { reason: Reason::Closed, error }
-    }
-
     pub(super) fn unreadable() -> Self {
         let error =
             Error::new(Kind::Denied, "the names in the client's certificate are unreadable");

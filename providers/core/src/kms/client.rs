@@ -28,7 +28,7 @@ use tokio::net::UnixStream;
 use tonic::body::Body;
 
 use crate::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use crate::{Endpoint, Kind, QuietStream};
+use crate::{Endpoint, QuietStream};
 
 /// More than any plugin has to say beside its answer.
 const MAX_HEADERS: u32 = 16 * 1024;
@@ -97,17 +97,6 @@ pub enum ConnectError {
     },
 }
 
-impl From<ConnectError> for crate::Error {
-    fn from(error: ConnectError) -> Self {
-        let unreached = Self::new(Kind::Unavailable, error.to_string());
-        match error {
-            ConnectError::Socket { source, .. } => unreached.with_source(source),
-            ConnectError::Handshake { source, .. } => unreached.with_source(source),
-            ConnectError::Server { source, .. } => source,
-        }
-    }
-}
-
 /// Opens a connection to the plugin at `endpoint`: the generated client on our own transport.
 pub async fn connect(
     endpoint: &Endpoint,
@@ -138,18 +127,7 @@ async fn reach(
 }
 
 /// Speaks KMS v2 over a stream that is already open, TLS included; `origin` becomes the
-/// authority of every request.
-pub async fn over<T>(
-    stream: T,
-    origin: Uri,
-) -> Result<KeyManagementServiceClient<Connection>, h2::Error>
-where
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    open(stream, origin).await.map(|(client, _)| client)
-}
-
-/// Like [`over`], with the connection itself, for those who keep it and must see it close.
+/// authority of every request. The connection itself is for those who must see it close.
 pub async fn open<T>(
     stream: T,
     origin: Uri,
@@ -389,7 +367,7 @@ mod tests {
         serve(theirs, stop);
         let writes = Arc::new(AtomicUsize::new(0));
         let stream = Counted(ours, writes.clone());
-        let mut client = over(stream, Uri::from_static("http://localhost")).await.unwrap();
+        let (mut client, _) = open(stream, Uri::from_static("http://localhost")).await.unwrap();
         // By the end of the first, both sides have agreed on their settings.
         client.encrypt(plaintext(32)).await.unwrap();
         let before = writes.load(Ordering::SeqCst);

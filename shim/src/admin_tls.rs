@@ -43,7 +43,8 @@ pub(crate) async fn serve_admin_tls(
     level: LevelHandle,
     allow: Arc<AllowList>,
 ) -> Result<Stopper, Error> {
-    let identity = engine.identity(&tls.files)?;
+    // They never prevent the start: without certificates they are closed to everybody.
+    let identity = engine.identities.get_or_wait(&tls.files);
     let hint = "choose another address for adminTls";
     let mut listener = listen("adminTls address", tls.listen, hint).await?;
     let address = listener.local_addr().unwrap_or(tls.listen);

@@ -36,9 +36,17 @@ impl Cache {
     }
 
     pub(crate) fn find(&self, request: &CacheKey) -> Option<Secret> {
-        let state = self.state.lock();
-        let (secret, at) = state.entries.get(request)?;
-        (at.elapsed() < self.options.ttl).then(|| secret.clone())
+        let mut state = self.state.lock();
+        state.drop_oldest(self.options);
+        state.entries.get(request).map(|(secret, _)| secret.clone())
+    }
+
+    /// Wipes entries as they expire, for as long as it is polled.
+    pub(crate) async fn expire(&self) {
+        loop {
+            let oldest = self.state.lock().drop_oldest(self.options);
+            tokio::time::sleep_until(oldest.unwrap_or_else(Instant::now) + self.options.ttl).await;
+        }
     }
 
     pub(crate) fn keep(&self, request: Arc<CacheKey>, secret: Secret) {
@@ -47,15 +55,23 @@ impl Cache {
             state.order.retain(|other| *other != request);
         }
         state.order.push_back(request);
-        // The oldest go first, by number and by age: dropping them wipes them.
-        while let Some(oldest) = state.order.front().cloned() {
-            let stale =
-                state.entries.get(&oldest).is_none_or(|(_, at)| at.elapsed() >= self.options.ttl);
-            if !stale && state.order.len() <= self.options.entries {
-                break;
+        state.drop_oldest(self.options);
+    }
+}
+
+impl CacheEntries {
+    /// The oldest go first, by number and by age: dropping them wipes them. Tells since when there
+    /// is the oldest of the rest.
+    fn drop_oldest(&mut self, options: CacheOptions) -> Option<Instant> {
+        loop {
+            let oldest = self.order.front()?;
+            let at = self.entries.get(oldest).map(|(_, at)| *at);
+            let fresh = at.filter(|at| at.elapsed() < options.ttl);
+            if fresh.is_some() && self.order.len() <= options.entries {
+                return fresh;
             }
-            state.order.pop_front();
-            state.entries.remove(&oldest);
+            self.entries.remove(oldest);
+            self.order.pop_front();
         }
     }
 }
@@ -85,5 +101,34 @@ mod tests {
         assert_eq!(cache.find(&asked(2, "c")), None, "another key must be asked itself");
         tokio::time::advance(Duration::from_secs(10)).await;
         assert_eq!(cache.find(&asked(1, "c")), None);
+        assert_eq!(cache.state.lock().entries.len(), 0, "what expired is wiped");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn expired_entries_are_wiped_also_while_nobody_asks() {
+        let second = Duration::from_secs(1);
+        let cache = Cache::new(CacheOptions { entries: 9, ttl: 10 * second });
+        let left = || cache.state.lock().entries.len();
+        let expiring = async |time| tokio::time::timeout(time, cache.expire()).await.unwrap_err();
+        cache.keep(asked(1, "a"), Secret::new(vec![1]));
+        expiring(4 * second).await;
+        cache.keep(asked(1, "b"), Secret::new(vec![2]));
+        expiring(5 * second).await;
+        assert_eq!(left(), 2);
+        expiring(2 * second).await;
+        assert_eq!(left(), 1);
+        expiring(4 * second).await;
+        assert_eq!(left(), 0);
+        // One that comes while there is none expires in time as well.
+        let later = async {
+            tokio::time::sleep(3 * second).await;
+            cache.keep(asked(1, "c"), Secret::new(vec![3]));
+            tokio::time::sleep(11 * second).await;
+            assert_eq!(left(), 0);
+        };
+        tokio::select! {
+            () = cache.expire() => {}
+            () = later => {}
+        }
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sidekey_core::client::Connection;
+use sidekey_core::client::{self, Connection};
 use sidekey_core::kms::{StatusReport, UNREACHED};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use sidekey_core::proto::v2::{EncryptRequest, StatusRequest, StatusResponse};
+use sidekey_core::proto::v2::{EncryptRequest, StatusRequest};
 use sidekey_core::{Error, KeyId, Kind, Sealed, Secret};
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
@@ -33,6 +33,9 @@ pub(crate) struct Client {
     /// Which of the endpoint's connections it is.
     pub(crate) number: u64,
     pub(crate) stub: KeyManagementServiceClient<Connection>,
+    /// What the plugin is told, if it is later than we wait: it spreads its attempts over the
+    /// caller's whole time, whatever share of that an endpoint has.
+    pub(crate) deadline: Option<Instant>,
 }
 
 /// A Status that is ok.
@@ -79,10 +82,14 @@ impl From<CallFailure> for Error {
 }
 
 impl Client {
-    pub(crate) async fn status(&mut self, deadline: Instant) -> Result<Report, CallFailure> {
-        let asking = self.stub.status(timed(StatusRequest {}, deadline));
-        let answer = StatusReport::passed_on(answered(&self.link, deadline, asking).await?);
-        let key_id = healthy(&self.link, &answer.response).map_err(CallFailure::Answered)?;
+    pub(crate) async fn status(&mut self, limit: Instant) -> Result<Report, CallFailure> {
+        let told = self.deadline.unwrap_or(limit);
+        let asking = self.stub.status(timed(StatusRequest {}, told));
+        let answer = StatusReport::passed_on(answered(&self.link, limit, told, asking).await?);
+        let key_id = answer.key_id().map_err(|error| {
+            let text = format!("{}: {}", self.link.address(), error.report());
+            CallFailure::Answered(Error::new(error.kind(), text))
+        })?;
         Ok(Report { key_id, age: answer.proof_age.unwrap_or_default() })
     }
 
@@ -90,11 +97,12 @@ impl Client {
         &mut self,
         plaintext: &Secret,
         uid: &str,
-        deadline: Instant,
+        limit: Instant,
     ) -> Result<Sealed, CallFailure> {
         let request = EncryptRequest { plaintext: plaintext.to_bytes(), uid: uid.to_owned() };
-        let asking = self.stub.encrypt(timed(request, deadline));
-        let answer = answered(&self.link, deadline, asking).await?.into_inner();
+        let told = self.deadline.unwrap_or(limit);
+        let asking = self.stub.encrypt(timed(request, told));
+        let answer = answered(&self.link, limit, told, asking).await?.into_inner();
         answer.try_into().map_err(CallFailure::Answered)
     }
 
@@ -102,24 +110,26 @@ impl Client {
         &mut self,
         sealed: &Sealed,
         uid: &str,
-        deadline: Instant,
+        limit: Instant,
     ) -> Result<Secret, CallFailure> {
-        let asking = self.stub.decrypt(timed(sealed.clone().request(uid), deadline));
-        let answer = answered(&self.link, deadline, asking).await?.into_inner();
+        let told = self.deadline.unwrap_or(limit);
+        let asking = self.stub.decrypt(timed(sealed.clone().request(uid), told));
+        let answer = answered(&self.link, limit, told, asking).await?.into_inner();
         Ok(Secret::received(answer.plaintext))
     }
 }
 
-/// Waits for an answer until `deadline`.
+/// Waits for an answer until `limit`; the plugin was told another time.
 async fn answered<T>(
     link: &Link,
-    deadline: Instant,
+    limit: Instant,
+    told: Instant,
     asking: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<Response<T>, CallFailure> {
     let began = Instant::now();
-    let failure = match tokio::time::timeout_at(deadline, asking).await {
+    let failure = match tokio::time::timeout_at(limit, asking).await {
         Ok(Ok(answer)) => return Ok(answer),
-        Ok(Err(status)) => refused(link, &status, began, deadline),
+        Ok(Err(status)) => refused(link, &status, began, told),
         Err(_) => {
             let text = format!("{} did not answer in time", link.address());
             CallFailure::Unanswered(
@@ -139,9 +149,8 @@ async fn answered<T>(
 }
 
 /// A plugin's answer, or the end of its connection, as a failure of ours; the code is kept.
-fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> CallFailure {
-    // A connection that breaks under a request has the break as source; an answer has none.
-    let broke = std::error::Error::source(status).is_some();
+fn refused(link: &Link, status: &Status, began: Instant, told: Instant) -> CallFailure {
+    let broke = client::broke(status);
     let kind = match status.code() {
         _ if broke => Kind::Unavailable,
         Code::InvalidArgument | Code::OutOfRange => Kind::Invalid,
@@ -156,7 +165,7 @@ fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> C
     let text: String = status.message().chars().take(600).collect();
     let error = Error::new(kind, format!("{}: {text}", link.address()));
     // A plugin that is told how long it has says so a little before its time is up.
-    let spent = began.elapsed() * 5 >= deadline.saturating_duration_since(began) * 4;
+    let spent = began.elapsed() * 5 >= told.saturating_duration_since(began) * 4;
     let late = status.code() == Code::DeadlineExceeded && spent;
     // Only a proxy may say so: a plugin that was reached has answered.
     let proxied = matches!(link.address(), Address::Https { .. });
@@ -168,25 +177,10 @@ fn refused(link: &Link, status: &Status, began: Instant, deadline: Instant) -> C
     CallFailure::Answered(error)
 }
 
-fn healthy(link: &Link, answer: &StatusResponse) -> Result<KeyId, Error> {
-    if answer.healthz != "ok" {
-        let shown: String = answer.healthz.chars().take(200).collect();
-        return Err(Error::new(
-            Kind::Unavailable,
-            format!("{}: healthz is {shown:?}", link.address()),
-        ));
-    }
-    if !matches!(answer.version.as_str(), "v2" | "v2beta1") {
-        let text = format!("{} speaks version {:?}, not v2", link.address(), answer.version);
-        return Err(Error::new(Kind::Config, text));
-    }
-    KeyId::new(&answer.key_id)
-}
-
-/// Gives the plugin a little less time than we have, so that its reason arrives.
+/// Tells the plugin how long its caller waits. It is for the plugin to answer in good time, as ours
+/// do.
 fn timed<T>(message: T, deadline: Instant) -> Request<T> {
     let mut request = Request::new(message);
-    let left = deadline.saturating_duration_since(Instant::now());
-    request.set_timeout(left - (left / 20).min(Duration::from_millis(50)));
+    request.set_timeout(deadline.saturating_duration_since(Instant::now()));
     request
 }

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::cache::Cache;
 use crate::config::{self, Address, Mode, RoutedKeySpec, ShimConfig, UpstreamSpec};
+use crate::identities::Identities;
 use crate::key::{Inherited, LOAD_PATIENCE, RoutedKey};
 use crate::lastgood::LastGood;
 use crate::link::{Link, Tls};
@@ -24,7 +25,6 @@ use crate::router::Router;
 use crate::state::ShimState;
 use crate::store::{Contents, Store};
 use crate::table::RoutingTable;
-use crate::tls::{Identity, TlsFiles};
 use crate::upstream::Upstream;
 
 /// Whether keys must prove themselves before they are loaded.
@@ -41,7 +41,6 @@ pub(crate) enum Proof {
 /// The running shim.
 pub(crate) struct Engine {
     pub(crate) shared: Arc<ShimState>,
-    watcher: Arc<Watcher>,
     /// Whether a configuration is in use.
     started: bool,
     past_writers: BTreeSet<u64>,
@@ -54,7 +53,7 @@ pub(crate) struct Engine {
     beside: Option<PathBuf>,
     config: ShimConfig,
     listeners: BTreeMap<Endpoint, RunningListener>,
-    identities: BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
+    pub(crate) identities: Identities,
 }
 
 struct RunningListener {
@@ -101,13 +100,12 @@ impl Engine {
         let routes = config.mode == Mode::Route;
         let memory = if routes { stored.memory() } else { BTreeMap::new() };
         let store = Arc::default();
-        let mut identities = BTreeMap::new();
+        let mut identities = Identities::new(watcher);
         let nothing = Previous { keys: &BTreeMap::new(), unchanged: false, memory: &memory };
-        let built = build(&config, &nothing, &mut identities, &metrics, &watcher, &store)?;
+        let built = build(&config, &nothing, Proof::Cold, &mut identities, &metrics, &store)?;
         let table = RoutingTable { mode: config.mode, writer: built.writer, keys: built.keys };
         Ok(Self {
             shared: Arc::new(ShimState::new(table, metrics, source)),
-            watcher,
             started: false,
             past_writers: stored.past_writers,
             memory,
@@ -133,8 +131,8 @@ impl Engine {
             unchanged: self.started && config.mode == self.config.mode,
             memory: &self.memory,
         };
-        let (metrics, watcher) = (&self.shared.metrics, &self.watcher);
-        let built = build(&config, &previous, &mut self.identities, metrics, watcher, &self.store)?;
+        let (identities, metrics) = (&mut self.identities, &self.shared.metrics);
+        let built = build(&config, &previous, proof, identities, metrics, &self.store)?;
         prove(&built, config.probe.timeout, proof).await?;
         let bound = self.bind(&config).await?;
         // From here on nothing fails.
@@ -165,11 +163,6 @@ impl Engine {
     /// Waits until a key has written or read something that is to be kept on disk.
     pub(crate) async fn remembered(&self) {
         self.store.remembered.notified().await;
-    }
-
-    /// An identity for the admin endpoints, followed like those of the keys.
-    pub(crate) fn identity(&mut self, files: &TlsFiles) -> Result<Arc<Identity>, Error> {
-        identity(files, &mut self.identities, &self.watcher)
     }
 
     /// The configuration in use.
@@ -266,11 +259,10 @@ impl Engine {
     }
 
     /// What the admin endpoints show beside the configuration.
-    fn tell(&self) {
+    fn tell(&mut self) {
         let listeners = self.config.listeners.iter().map(|spec| spec.endpoint.to_string());
         *self.shared.listeners.lock() = listeners.collect();
-        *self.shared.identities.lock() =
-            self.identities.values().map(|(identity, _)| identity.clone()).collect();
+        *self.shared.identities.lock() = self.identities.all();
     }
 
     /// Keeps the configuration in use on disk, with what its keys remember.
@@ -302,9 +294,9 @@ impl Engine {
 fn build(
     config: &ShimConfig,
     previous: &Previous<'_>,
-    identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
+    proof: Proof,
+    identities: &mut Identities,
     metrics: &Arc<ShimMetrics>,
-    watcher: &Arc<Watcher>,
     store: &Arc<Store>,
 ) -> Result<Built, Error> {
     let mut keys = BTreeMap::new();
@@ -330,7 +322,7 @@ fn build(
                         ..Inherited::default()
                     },
                 };
-                let endpoints = Upstream::new(links(upstream, identities, metrics, watcher)?);
+                let endpoints = Upstream::new(links(upstream, proof, identities, metrics)?);
                 let (spec, duty) = (upstream.clone(), (*role, config.probing(spec)));
                 let store = store.clone();
                 let key = RoutedKey::new(*id, spec, endpoints, config.mode, duty, inherited, store);
@@ -348,13 +340,17 @@ fn build(
 
 fn links(
     spec: &UpstreamSpec,
-    identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
+    proof: Proof,
+    identities: &mut Identities,
     metrics: &Arc<ShimMetrics>,
-    watcher: &Arc<Watcher>,
 ) -> Result<Vec<Arc<Link>>, Error> {
+    // At a cold start what can be reached is served, and the rest once its files can be used.
     let tls = match &spec.tls {
         Some(tls) => Some(Tls {
-            identity: identity(&tls.files, identities, watcher)?,
+            identity: match proof {
+                Proof::Cold => identities.get_or_wait(&tls.files),
+                Proof::Required | Proof::Within(_) => identities.get(&tls.files)?,
+            },
             server_name: tls.server_name.clone(),
         }),
         None => None,
@@ -363,21 +359,6 @@ fn links(
         Link::new(address.clone(), spec.server_uids.clone(), tls.clone(), metrics.clone())
     };
     Ok(spec.endpoints.iter().map(link).collect())
-}
-
-/// One identity per set of files, loaded once and followed for ever.
-fn identity(
-    files: &TlsFiles,
-    identities: &mut BTreeMap<TlsFiles, (Arc<Identity>, JoinHandle<()>)>,
-    watcher: &Arc<Watcher>,
-) -> Result<Arc<Identity>, Error> {
-    if let Some((identity, _)) = identities.get(files) {
-        return Ok(identity.clone());
-    }
-    let identity = Identity::load(files.clone())?;
-    let task = tokio::spawn(identity.follow(watcher));
-    identities.insert(files.clone(), (identity.clone(), task));
-    Ok(identity)
 }
 
 /// New keys prove themselves, all at the same time, so that hung ones do not add up.

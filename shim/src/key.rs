@@ -28,6 +28,9 @@ use crate::upstream::Upstream;
 /// of a write key.
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 
+/// The longest wait before a failed request brings a probe forward; the interval is shorter.
+const MOST_DOUBT: Duration = Duration::from_secs(60);
+
 /// How long a load waits for the other endpoints of a key after the first has proven itself, to
 /// see whether one of them has another KEK.
 pub(crate) const LOAD_PATIENCE: Duration = Duration::from_secs(1);
@@ -218,6 +221,7 @@ impl RoutedKey {
         let (key, suspicion) = (Arc::downgrade(self), self.suspicion.clone());
         let task = tokio::spawn(async move {
             let mut backoff = Backoff::new(FIRST_BACKOFF, LAST_BACKOFF);
+            let mut doubts = Backoff::new(FIRST_BACKOFF, MOST_DOUBT);
             loop {
                 let Some(strong) = key.upgrade() else { return };
                 // Boxed: it takes room for a moment only, and there is one for every key.
@@ -229,12 +233,17 @@ impl RoutedKey {
                     backoff.reset();
                     jitter(interval)
                 } else {
+                    // The doubts were right.
+                    doubts.reset();
                     backoff.delay().min(interval)
                 };
                 tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
-                    // A storm of failures must not become a storm of probes.
-                    () = suspicion.notified() => tokio::time::sleep(FIRST_BACKOFF).await,
+                    () = tokio::time::sleep(pause) => doubts.reset(),
+                    // A storm of failures must not become a storm of probes: what cannot be read
+                    // may have been forged, and a foreign plugin may pay for each Status.
+                    () = suspicion.notified() => {
+                        tokio::time::sleep(doubts.delay().min(interval)).await;
+                    }
                 }
             }
         });

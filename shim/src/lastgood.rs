@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -104,7 +104,9 @@ impl LastGood {
             .bytes()
             .and_then(|bytes| file.write_all(&bytes))
             .and_then(|()| file.sync_all())
-            .and_then(|()| std::fs::rename(&temporary, path));
+            .and_then(|()| std::fs::rename(&temporary, path))
+            // The name is on disk only with its directory: it must outlast a loss of power.
+            .and_then(|()| std::fs::File::open(path.parent().unwrap_or(path))?.sync_all());
         written.inspect_err(|_| {
             let _ = std::fs::remove_file(&temporary);
         })
@@ -120,14 +122,19 @@ impl LastGood {
     }
 }
 
-/// Reads a regular file, which is not a link and not longer than we write; a FIFO is not waited
-/// for.
+/// Reads a regular file of our own or of root, which is not a link and not longer than we write; a
+/// FIFO is not waited for.
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).map_err(std::io::Error::other)?;
     let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
+    let (metadata, own) = (file.metadata()?, rustix::process::geteuid().as_raw());
+    if !metadata.is_file() {
         return Err(std::io::Error::other("it is not a regular file"));
+    }
+    // Whoever else may write in that directory must not tell us where keys are.
+    if ![0, own].contains(&metadata.uid()) {
+        return Err(std::io::Error::other(format!("it belongs to uid {}", metadata.uid())));
     }
     let mut bytes = Vec::new();
     file.take(MAX_SIZE + 1).read_to_end(&mut bytes)?;
@@ -205,6 +212,16 @@ mod tests {
         let loaded = LastGood::load(&path).unwrap();
         assert_eq!(loaded.past_writers, BTreeSet::from([7]));
         assert!(loaded.memory().is_empty());
+    }
+
+    #[test]
+    fn what_belongs_to_somebody_else_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("last-good");
+        LastGood::new(&json!({}), BTreeSet::new(), &memory()).store(&path).unwrap();
+        assert!(LastGood::load(&path).is_some());
+        std::os::unix::fs::chown(&path, Some(4242), None).expect("run it as root");
+        assert_eq!(LastGood::load(&path), None);
     }
 
     #[test]

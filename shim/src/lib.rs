@@ -38,6 +38,7 @@ mod admin_tls;
 mod cache;
 mod call;
 mod engine;
+mod identities;
 mod key;
 mod lastgood;
 mod link;

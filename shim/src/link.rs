@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use http::Uri;
 use parking_lot::MutexGuard;
-use sidekey_core::client::{self, Connection};
+use sidekey_core::client::{self, ConnectError, Connection};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
-use sidekey_core::{Error, KeyId, Kind, QuietStream};
+use sidekey_core::{Error, KeyId, Kind};
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
@@ -145,7 +145,8 @@ impl Link {
         let open = open.filter(|open| {
             !open.connection.is_closed() && open.server.as_ref().is_none_or(Server::is_trusted)
         })?;
-        Some(Client { link: self.clone(), number: open.number, stub: open.stub.clone() })
+        let (link, number, stub) = (self.clone(), open.number, open.stub.clone());
+        Some(Client { link, number, stub, deadline: None })
     }
 
     async fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<Client, Error> {
@@ -162,7 +163,7 @@ impl Link {
             let (stub, connection, server) = self.connect().await?;
             let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
             *open = Some(OpenLink { stub: stub.clone(), connection, number, server });
-            Ok(Client { link: self.clone(), number, stub })
+            Ok(Client { link: self.clone(), number, stub, deadline: None })
         };
         tokio::time::timeout_at(limit, connecting).await.unwrap_or_else(|_| {
             Err(Error::new(Kind::Unavailable, format!("{} takes no connection", self.address)))
@@ -174,13 +175,14 @@ impl Link {
     ) -> Result<(KeyManagementServiceClient<Connection>, Connection, Option<Server>), Error> {
         let failed =
             |what: &str| Error::new(Kind::Unavailable, format!("cannot {what} {}", self.address));
-        let (opened, server) = match &self.address {
+        match &self.address {
             Address::Unix(endpoint) => {
-                let not_connected = |error| failed("connect to").with_source(error);
-                let stream = endpoint.connect().await.map_err(not_connected)?;
-                endpoint.check_server(&stream, &self.server_uids)?;
-                let stream = QuietStream::new(stream).map_err(not_connected)?;
-                (client::open(stream, Uri::from_static("http://localhost")).await, None)
+                let opened = client::connect_to(endpoint, &self.server_uids).await;
+                let (stub, connection) = opened.map_err(|error| match error {
+                    ConnectError::Server { source, .. } => source,
+                    error => Error::new(Kind::Unavailable, "no connection").with_source(error),
+                })?;
+                Ok((stub, connection, None))
             }
             Address::Https { host, port } => {
                 let tls = self.tls.as_ref().ok_or_else(|| failed("find certificates for"))?;
@@ -191,11 +193,11 @@ impl Link {
                 let server = tls.identity.server(&stream, name);
                 let origin = self.address.to_string().parse();
                 let origin = origin.unwrap_or_else(|_| Uri::from_static("https://localhost"));
-                (client::open(stream, origin).await, server)
+                let (stub, connection) = client::open(stream, origin)
+                    .await
+                    .map_err(|error| failed("speak HTTP/2 with").with_source(error))?;
+                Ok((stub, connection, server))
             }
-        };
-        let (stub, connection) =
-            opened.map_err(|error| failed("speak HTTP/2 with").with_source(error))?;
-        Ok((stub, connection, server))
+        }
     }
 }

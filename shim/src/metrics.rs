@@ -8,6 +8,8 @@ use sidekey_core::code_name;
 use sidekey_core::kms::Requests;
 use sidekey_core::metrics::{Counter, Gauge, Labelled, MetricRegistry, ReloadCounter, seconds};
 
+use crate::state::ShimStatus;
+
 /// Every metric of the shim.
 pub(crate) struct ShimMetrics {
     pub(crate) registry: MetricRegistry,
@@ -26,16 +28,6 @@ pub(crate) struct ShimMetrics {
     coasting: Labelled<Gauge>,
     revision: Labelled<Gauge>,
     expiry: Gauge,
-}
-
-/// A key as the gauges show it.
-pub(crate) struct KeyGauges {
-    pub(crate) key: u64,
-    pub(crate) role: &'static str,
-    pub(crate) healthy: bool,
-    pub(crate) key_id_hash: Option<String>,
-    pub(crate) canary_unread: bool,
-    pub(crate) coasting: Option<SystemTime>,
 }
 
 impl Default for ShimMetrics {
@@ -96,23 +88,24 @@ impl ShimMetrics {
     }
 
     /// Brings the gauges up to date when they are read.
-    pub(crate) fn refresh(&self, revision: Option<&str>, keys: Vec<KeyGauges>) {
+    pub(crate) fn refresh(&self, status: &ShimStatus) {
         for gauges in
             [&self.revision, &self.healthy, &self.key_ids, &self.canary_unread, &self.coasting]
         {
             gauges.clear();
         }
-        let revision = revision.unwrap_or("none").to_owned();
+        let revision = status.revision.as_deref().unwrap_or("none").to_owned();
         self.revision.with([("revision", revision.into())]).set(1);
-        for KeyGauges { key, role, healthy, key_id_hash, canary_unread, coasting } in keys {
-            let (key, role) = (|| ("key", key.to_string().into()), ("role", role.into()));
-            self.canary_unread.with([key()]).set(i64::from(canary_unread));
-            if let Some(since) = coasting {
+        for status in &status.keys {
+            let key = || ("key", status.id.clone().into());
+            let role = || ("role", status.role.into());
+            self.canary_unread.with([key()]).set(i64::from(status.canary_unread));
+            if let Some(since) = status.coasting {
                 self.coasting.with([key()]).set(seconds(since));
             }
-            self.healthy.with([key(), role.clone()]).set(i64::from(healthy));
-            if let Some(hash) = key_id_hash {
-                self.key_ids.with([key(), role, ("key_id_hash", hash.into())]).set(1);
+            self.healthy.with([key(), role()]).set(i64::from(status.healthy));
+            if let Some(hash) = status.key_id_hash.clone() {
+                self.key_ids.with([key(), role(), ("key_id_hash", hash.into())]).set(1);
             }
         }
     }

@@ -69,7 +69,6 @@ pub struct Proxy {
     config: ProxyConfig,
     stopper: Stopper,
     server: JoinHandle<()>,
-    follower: Option<AbortHandle>,
     /// Looks after the connection to the plugin in use.
     keeper: AbortHandle,
 }
@@ -94,8 +93,9 @@ impl Proxy {
         if identity.is_none() {
             tracing::warn!(%address, "plaintext: every process on this host can use the plugin");
         }
-        let follower = identity.as_ref().map(|identity| tokio::spawn(identity.follow(watcher)));
-        let follower = follower.map(|follower| follower.abort_handle());
+        if let Some(identity) = &identity {
+            tokio::spawn(identity.follow(watcher));
+        }
         let metrics = ProxyMetrics::new(identity.is_some());
         let shared = Arc::new(Shared {
             started: SystemTime::now(),
@@ -116,7 +116,7 @@ impl Proxy {
         let keeper = keep(shared.plugin.load_full());
         let (stopper, stop) = stopper();
         let server = tokio::spawn(server::serve(listener, shared.clone(), stop));
-        Ok(Self { shared, config, stopper, server, follower, keeper })
+        Ok(Self { shared, config, stopper, server, keeper })
     }
 
     /// Where it listens.
@@ -186,9 +186,6 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.keeper.abort();
         self.server.abort();
-        if let Some(follower) = &self.follower {
-            follower.abort();
-        }
     }
 }
 

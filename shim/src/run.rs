@@ -259,9 +259,13 @@ impl App for ShimApp {
         Ok(())
     }
 
-    /// A key has written or read something that is to be kept on disk.
+    /// A key has written or read something that is to be kept on disk. The cache, which another
+    /// configuration empties, is looked after meanwhile.
     async fn due(&self) {
-        self.engine.remembered().await;
+        tokio::select! {
+            () = self.engine.remembered() => {}
+            () = self.engine.shared.expire() => {}
+        }
     }
 
     async fn work(&mut self) {

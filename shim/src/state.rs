@@ -1,20 +1,20 @@
 //! What listeners, admin endpoints and reloads share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use serde::Serialize;
 use sidekey_core::app::{ConfigState, ConfigStatus};
-use sidekey_core::{Error, KeyId, Kind, Secret, SingleFlight, Source, Trouble, time};
+use sidekey_core::config::KeyRole;
+use sidekey_core::{Error, ErrorStatus, KeyId, Kind, Secret, SingleFlight, Source, time};
 
 use crate::cache::{Cache, CacheKey};
 use crate::key::RoutedKey;
-use crate::metrics::{KeyGauges, ShimMetrics};
+use crate::metrics::ShimMetrics;
 use crate::table::RoutingTable;
 use crate::tls::Identity;
-use sidekey_core::config::KeyRole;
 
 /// The loaded configuration and everything about it.
 pub(crate) struct ShimState {
@@ -22,7 +22,7 @@ pub(crate) struct ShimState {
     cache: ArcSwapOption<Cache>,
     pub(crate) config: ConfigState,
     pub(crate) listeners: Mutex<Vec<String>>,
-    pub(crate) identities: Mutex<Vec<Arc<Identity>>>,
+    pub(crate) identities: Mutex<Vec<Weak<Identity>>>,
     pub(crate) flights: SingleFlight<CacheKey, (Result<Secret, Arc<Error>>, bool)>,
     pub(crate) metrics: Arc<ShimMetrics>,
     started: SystemTime,
@@ -70,15 +70,11 @@ pub(crate) struct RoutedKeyStatus {
     pub(crate) since: String,
     /// Since when it fails while Status is still ok.
     pub(crate) coasting_since: Option<String>,
+    #[serde(skip)]
+    pub(crate) coasting: Option<SystemTime>,
     pub(crate) key_id_hash: Option<String>,
     pub(crate) last_success: Option<String>,
-    pub(crate) last_error: Option<ProbeErrorStatus>,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct ProbeErrorStatus {
-    pub(crate) at: String,
-    pub(crate) error: String,
+    pub(crate) last_error: Option<ErrorStatus>,
 }
 
 impl ShimState {
@@ -107,6 +103,14 @@ impl ShimState {
 
     pub(crate) fn set_cache(&self, cache: Option<Cache>) {
         self.cache.store(cache.map(Arc::new));
+    }
+
+    /// Wipes what expires in the cache of this instant, for as long as it is polled.
+    pub(crate) async fn expire(&self) {
+        match self.cache.load_full() {
+            Some(cache) => cache.expire().await,
+            None => std::future::pending().await,
+        }
     }
 
     pub(crate) fn cached(&self, request: &CacheKey) -> Option<Secret> {
@@ -159,8 +163,6 @@ impl RoutedKeyStatus {
     fn of(role: KeyRole, key: &RoutedKey) -> Self {
         let snapshot = key.health.snapshot();
         let healthy = key.is_up();
-        let error =
-            |trouble: Trouble| ProbeErrorStatus { at: time(trouble.at), error: trouble.text };
         Self {
             id: key.id.to_string(),
             role: role.label(),
@@ -173,9 +175,10 @@ impl RoutedKeyStatus {
             reason: snapshot.last_error.as_ref().filter(|_| !healthy).map(|t| t.text.clone()),
             since: time(snapshot.since),
             coasting_since: snapshot.coasting.map(time),
+            coasting: snapshot.coasting,
             key_id_hash: key.shown().as_ref().map(KeyId::hash),
             last_success: snapshot.last_success.map(time),
-            last_error: snapshot.last_error.map(error),
+            last_error: snapshot.last_error.map(ErrorStatus::from),
         }
     }
 }
@@ -198,19 +201,11 @@ impl Source for ShimState {
     }
 
     fn metrics(&self) -> String {
-        let table = self.table();
-        let gauges = table.keys.values().map(|(role, key)| KeyGauges {
-            key: key.id.0,
-            role: role.label(),
-            healthy: key.is_up(),
-            key_id_hash: key.shown().as_ref().map(KeyId::hash),
-            canary_unread: key.is_unread(),
-            coasting: key.health.snapshot().coasting,
-        });
-        let revision = self.config.status().revision;
-        self.metrics.refresh(revision.as_deref(), gauges.collect());
+        self.metrics.refresh(&self.overview());
         let identities = self.identities.lock();
-        self.metrics.expiry(identities.iter().map(|identity| identity.expiry()).min());
+        // One that no key uses any more warns nobody.
+        let expiries = identities.iter().filter_map(|identity| identity.upgrade()?.expiry());
+        self.metrics.expiry(expiries.min());
         self.metrics.registry.text()
     }
 

@@ -89,3 +89,30 @@ impl Store {
         self.contents.clone().lock_owned().await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use sidekey_core::{KeyId, Sealed};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_is_waited_for_two_seconds_and_told_later() {
+        let store = Store::default();
+        let sealed = Sealed {
+            key_id: KeyId::new("v/1").unwrap(),
+            ciphertext: "wrapped".into(),
+            annotations: BTreeMap::new(),
+        };
+        let (disk, began) = (store.hang().await, Instant::now());
+        store.keep(KeyNumber(1), Memory::read(sealed)).await;
+        assert_eq!(began.elapsed().as_secs(), 2);
+        drop(disk);
+        while store.contents.lock().await.memory.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    }
+}

@@ -15,11 +15,11 @@ mod tests;
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use sidekey_core::certificate::Certificate;
@@ -90,9 +90,10 @@ pub struct Server {
 /// Our certificate and whom we trust, swapped as a whole when the files change.
 pub struct Identity {
     files: Mutex<TlsFiles>,
-    /// Tells the follower that other files are to be watched.
-    moved: Notify,
-    loaded: ArcSwap<Loaded>,
+    /// Tells the follower that other files are to be watched, or none any more.
+    moved: Arc<Notify>,
+    /// Nothing until the files can be used for the first time.
+    loaded: ArcSwapOption<Loaded>,
     generation: watch::Sender<u64>,
     succeeded: AtomicU64,
     failed: AtomicU64,
@@ -108,28 +109,39 @@ impl Identity {
             tracing::warn!(certificate = %files.cert.display(), expired = %loaded.expiry_text(),
                 "our certificate has expired: peers will refuse it until it is replaced");
         }
-        Ok(Arc::new(Self {
+        Ok(Self::of(files, Some(loaded), None))
+    }
+
+    /// An identity with files that cannot be used: nobody is connected with it, until whoever
+    /// [follows](Self::follow) them finds that they can.
+    pub(crate) fn waiting(files: TlsFiles, error: &Error) -> Arc<Self> {
+        Self::of(files, None, Some(error.report()))
+    }
+
+    fn of(files: TlsFiles, loaded: Option<Loaded>, error: Option<String>) -> Arc<Self> {
+        Arc::new(Self {
             files: Mutex::new(files),
-            moved: Notify::new(),
-            loaded: ArcSwap::from_pointee(loaded),
+            moved: Arc::default(),
+            loaded: ArcSwapOption::new(loaded.map(Arc::new)),
             generation: watch::Sender::new(0),
             succeeded: AtomicU64::new(0),
             failed: AtomicU64::new(0),
-            error: Mutex::new(None),
-        }))
+            error: Mutex::new(error),
+        })
     }
 
-    /// Takes the files over whenever they change, for as long as it is polled. What changed since
-    /// [`load`](Self::load) is noticed too.
+    /// Takes the files over whenever they change, for as long as it is polled and the identity is
+    /// in use. What changed since [`load`](Self::load) is noticed too.
     pub fn follow(self: &Arc<Self>, watcher: &Watcher) -> impl Future<Output = ()> + Send + use<> {
-        let (this, mut subscription) = (self.clone(), watcher.subscribe(BTreeSet::new()));
+        let (this, moved) = (Arc::downgrade(self), self.moved.clone());
+        let mut subscription = watcher.subscribe(BTreeSet::new());
         async move {
-            loop {
-                this.aim(&mut subscription);
+            while Self::aim(&this, &mut subscription) {
                 let files = tokio::select! {
                     files = subscription.changed() => files,
-                    () = this.moved.notified() => continue,
+                    () = moved.notified() => continue,
                 };
+                let Some(this) = this.upgrade() else { return };
                 let paths = this.files.lock().clone();
                 if paths.set() == *subscription.paths() {
                     this.take_over(&paths, files);
@@ -152,14 +164,24 @@ impl Identity {
         Ok(())
     }
 
-    /// When our certificate expires.
-    pub fn expiry(&self) -> SystemTime {
-        self.loaded.load().leaf.not_after
+    /// When our certificate expires, if there is one.
+    pub fn expiry(&self) -> Option<SystemTime> {
+        self.loaded.load().as_ref().map(|loaded| loaded.leaf.not_after)
     }
 
     /// The names in our certificate.
     pub fn names(&self) -> Vec<String> {
-        self.loaded.load().leaf.identities()
+        self.loaded.load().as_ref().map(|loaded| loaded.leaf.identities()).unwrap_or_default()
+    }
+
+    /// What is in use, or why there is nothing.
+    fn loaded(&self) -> Result<Arc<Loaded>, Error> {
+        self.loaded.load_full().ok_or_else(|| {
+            let why = self.last_error().unwrap_or_default();
+            let text = format!("our certificates cannot be used: {why}");
+            Error::new(Kind::Unavailable, text)
+                .with_hint("correct the files: they are taken over as soon as they can be used")
+        })
     }
 
     /// How often changed files were taken over, and how often they were refused.
@@ -184,7 +206,7 @@ impl Identity {
             Error::new(Kind::Config, format!("{server_name:?} is no DNS name and no IP address"))
         })?;
         tune(&tcp, UNACKNOWLEDGED_BY_SERVER);
-        let connector = TlsConnector::from(self.loaded.load().client.clone());
+        let connector = TlsConnector::from(self.loaded()?.client.clone());
         match timeout(HANDSHAKE_TIMEOUT, connector.connect(name, tcp)).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(Refusal::by_us(error, &format!("TLS with {server_name}")).error),
@@ -213,7 +235,7 @@ impl Identity {
         protocol: Protocol,
     ) -> Result<(server::TlsStream<TcpStream>, TlsPeer), Refusal> {
         tune(&tcp, UNACKNOWLEDGED_BY_CLIENT);
-        let loaded = self.loaded.load_full();
+        let loaded = self.loaded().map_err(|error| Refusal { reason: Reason::Closed, error })?;
         let config = match protocol {
             Protocol::Http2 => loaded.http2.clone(),
             Protocol::Http1 => loaded.http1.clone(),
@@ -246,7 +268,9 @@ impl Identity {
         let Some((leaf, between)) = peer.chain.split_first() else { return false };
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = UnixTime::since_unix_epoch(since);
-        self.loaded.load().clients.verify_client_cert(leaf, between, now).is_ok()
+        let loaded = self.loaded.load();
+        let clients = loaded.as_ref().map(|loaded| &loaded.clients);
+        clients.is_some_and(|clients| clients.verify_client_cert(leaf, between, now).is_ok())
     }
 
     async fn distrusted_by(&self, peer: &TlsPeer, clock: impl Fn() -> SystemTime) {
@@ -262,14 +286,18 @@ impl Identity {
         }
     }
 
-    /// Watches the files in use; what was read counts as known.
-    fn aim(&self, subscription: &mut Subscription) {
-        let files = self.files.lock();
+    /// Watches the files in use, if the identity is; what was read counts as known.
+    fn aim(this: &Weak<Self>, subscription: &mut Subscription) -> bool {
+        let Some(this) = this.upgrade() else { return false };
+        let files = this.files.lock();
         let paths = files.set();
         if *subscription.paths() != paths {
             subscription.replace(paths);
-            subscription.told(self.loaded.load().digest);
+            if let Some(loaded) = &*this.loaded.load() {
+                subscription.told(loaded.digest);
+            }
         }
+        true
     }
 
     fn take_over(&self, paths: &TlsFiles, files: Result<Files, Error>) {
@@ -283,7 +311,8 @@ impl Identity {
             }
             Err(error) => {
                 let error = error.report();
-                tracing::warn!(error, "new certificates refused, the last good ones stay in use");
+                let in_use = if self.expiry().is_some() { "the last good ones" } else { "none" };
+                tracing::warn!(error, in_use, "certificates refused");
                 *self.error.lock() = Some(error);
                 self.failed.fetch_add(1, Ordering::Relaxed);
             }
@@ -293,7 +322,7 @@ impl Identity {
     /// An expired certificate does not replace one that is good.
     fn no_worse(&self, new: Loaded) -> Result<Loaded, Error> {
         let now = SystemTime::now();
-        if new.leaf.not_after <= now && self.expiry() > now {
+        if new.leaf.not_after <= now && self.expiry() > Some(now) {
             let text = format!("the new certificate has expired ({})", new.expiry_text());
             return Err(Error::new(Kind::Config, text).with_hint("issue a new one"));
         }
@@ -301,7 +330,7 @@ impl Identity {
     }
 
     fn swap(&self, loaded: Loaded) {
-        self.loaded.store(Arc::new(loaded));
+        self.loaded.store(Some(Arc::new(loaded)));
         *self.error.lock() = None;
         self.generation.send_modify(|generation| *generation += 1);
     }
@@ -319,8 +348,8 @@ impl Server {
             return true;
         }
         let Some((leaf, between)) = self.chain.split_first() else { return false };
-        let servers = self.identity.loaded.load().servers.clone();
-        let now = UnixTime::now();
+        let Ok(loaded) = self.identity.loaded() else { return false };
+        let (servers, now) = (&loaded.servers, UnixTime::now());
         let trusted = servers.verify_server_cert(leaf, between, &self.name, &[], now).is_ok();
         if trusted {
             self.verified.store(generation, Ordering::Relaxed);
@@ -343,6 +372,13 @@ impl TlsPeer {
     fn of(chain: Vec<CertificateDer<'static>>) -> Option<Self> {
         let leaf = Certificate::parse(chain.first()?).ok()?;
         Some(Self { sans: leaf.identities(), expires: leaf.not_after, chain })
+    }
+}
+
+impl Drop for Identity {
+    /// Ends what follows the files.
+    fn drop(&mut self) {
+        self.moved.notify_one();
     }
 }
 

@@ -104,7 +104,7 @@ impl Upstream {
         round.result(!patience.is_zero())
     }
 
-    /// Calls the endpoints that are `usable`, each with its share of the time that is left, until
+    /// Calls the endpoints that are `usable`, each for its share of the time that is left, until
     /// one answers. Those that fail come last until a probe of them has succeeded.
     pub(crate) async fn call<T, F>(
         &self,
@@ -135,7 +135,9 @@ impl Upstream {
                 let shares = u32::try_from(links.len() - index).unwrap_or(u32::MAX);
                 let limit = now + deadline.saturating_duration_since(now) / shares;
                 let answer = match link.client(limit).await {
-                    Ok(client) => attempt(client, limit).await,
+                    Ok(client) => {
+                        attempt(Client { deadline: Some(deadline), ..client }, limit).await
+                    }
                     Err(failure) => Err(failure),
                 };
                 match answer {

@@ -7,10 +7,10 @@ mod support;
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::eventually;
-use support::plugin::{Manners, Plugin};
+use support::plugin::{Manners, Plugin, time};
 use support::shim::{Shim, document, key};
 use tonic::Code;
 
@@ -42,9 +42,9 @@ async fn beside_an_endpoint_that_hangs_every_call_is_answered_in_its_callers_tim
     }
     assert_eq!(shim.key(1).await.unwrap()["healthy"], true);
     eventually("an endpoint that is known to hang is asked no more", async || {
-        let asked = first.seen();
+        let asked = first.seen_of_callers();
         shim.decrypt(&sealed).await.unwrap();
-        (first.seen() == asked).then_some(())
+        (first.seen_of_callers() == asked).then_some(())
     })
     .await;
 
@@ -55,11 +55,50 @@ async fn beside_an_endpoint_that_hangs_every_call_is_answered_in_its_callers_tim
 }
 
 #[tokio::test]
+async fn every_endpoint_is_told_the_callers_whole_time_and_waited_for_its_share() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let directory = tempfile::tempdir().unwrap();
+    let (first, second, shim) = pair(directory.path()).await;
+    let sealed = shim.encrypt(b"before").await.unwrap();
+    for plugin in [&first, &second] {
+        *plugin.manners.timeout.lock().unwrap() = None;
+    }
+    // A probe of the shim's own has ten seconds at most.
+    let told = eventually("somebody is told", async || {
+        assert_eq!(shim.decrypt_within(MINUTE, &sealed).await.unwrap(), b"before");
+        let told = |plugin: &Plugin| time(plugin.manners.timeout.lock().unwrap().as_ref()?);
+        [told(&first), told(&second)].into_iter().flatten().max().filter(|told| *told > MINUTE / 4)
+    })
+    .await;
+    assert!(told > MINUTE * 3 / 4, "it was told {told:?}, which is its share");
+}
+
+#[tokio::test]
+async fn a_kms_that_is_away_for_a_third_of_the_callers_time_fails_no_decrypt_at_two_endpoints() {
+    let directory = tempfile::tempdir().unwrap();
+    let (first, second, shim) = pair(directory.path()).await;
+    let sealed = shim.encrypt(b"before").await.unwrap();
+    for Plugin { manners, .. } in [&first, &second] {
+        manners.fails_with(Some((Code::Unavailable, "the KMS answers 503")));
+        manners.tries_again.store(true, Ordering::SeqCst);
+    }
+    let third = Duration::from_secs(3);
+    let heals = async {
+        tokio::time::sleep(third).await;
+        first.manners.fails_with(None);
+        second.manners.fails_with(None);
+    };
+    let (read, ()) = tokio::join!(shim.decrypt_within(third * 3, &sealed), heals);
+    assert_eq!(read.unwrap(), b"before");
+}
+
+#[tokio::test]
 async fn what_a_plugin_answers_goes_back_as_it_is_and_is_asked_once() {
     let directory = tempfile::tempdir().unwrap();
     let (first, second, shim) = pair(directory.path()).await;
     let sealed = shim.encrypt(b"before").await.unwrap();
-    let before = first.seen() + second.seen();
+    let seen = || first.seen_of_callers() + second.seen_of_callers();
+    let before = seen();
     // Either: whoever was slow for a moment is asked last.
     for plugin in [&first, &second] {
         plugin.manners.fails_with(Some((Code::Unavailable, "the KMS is away")));
@@ -67,7 +106,7 @@ async fn what_a_plugin_answers_goes_back_as_it_is_and_is_asked_once() {
     let refused = shim.decrypt(&sealed).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable);
     assert!(refused.message().contains("the KMS is away"), "{refused}");
-    assert_eq!(first.seen() + second.seen() - before, 1);
+    assert_eq!(seen() - before, 1);
 }
 
 #[tokio::test]
@@ -176,4 +215,30 @@ async fn a_coast_that_is_too_short_is_raised_and_said() {
     })
     .await;
     assert!(warning.contains("a coast of 1s is too short"), "{warning}");
+}
+
+#[tokio::test]
+async fn forged_data_does_not_make_the_shim_ask_a_foreign_plugin_for_status_all_the_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let plugin = Plugin::with(&directory.join("a.sock"), Manners::of_kek(1)).await;
+    let mut key = key(1, "write", &[&plugin]);
+    key["external"] = true.into();
+    let mut document = document(directory, 1, &[key]);
+    document["probe"]["interval"] = "1h".into();
+    let shim = Shim::start(directory, &document).await;
+    shim.is_ready().await;
+    let mut forged = shim.encrypt(b"x").await.unwrap();
+    let mut bytes = forged.ciphertext.to_vec();
+    bytes[0] ^= 0xff;
+    forged.ciphertext = bytes.into();
+    // Each wait is at least half of what it may be, and twice as long as the one before.
+    let asked = || plugin.manners.asked.load(Ordering::SeqCst);
+    let (before, began) = (asked(), Instant::now());
+    while began.elapsed() < Duration::from_secs(5) {
+        shim.decrypt(&forged).await.unwrap_err();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let probes = asked() - before;
+    assert!((1..=6).contains(&probes), "{probes} probes");
 }

@@ -458,7 +458,7 @@ async fn plaintext_on_loopback_serves_whoever_is_there() {
     let proxy = world.proxy_of(&document).await;
     let tcp = TcpStream::connect(proxy.address()).await.unwrap();
     let origin = "http://localhost".parse().unwrap();
-    let mut client = sidekey_core::client::over(tcp, origin).await.unwrap();
+    let (mut client, _) = sidekey_core::client::open(tcp, origin).await.unwrap();
     client.encrypt(encrypt(b"x")).await.unwrap();
     assert!(
         !proxy.source().metrics().contains("socket_proxy_certificate"),

@@ -147,7 +147,7 @@ async fn the_flags_of_the_enhancement_text_serve_plaintext_on_loopback_with_a_wa
     assert_eq!(warning["level"], "WARN");
     let tcp = TcpStream::connect(address).await.unwrap();
     let origin = "http://localhost".parse().unwrap();
-    let mut client = sidekey_core::client::over(tcp, origin).await.unwrap();
+    let (mut client, _) = sidekey_core::client::open(tcp, origin).await.unwrap();
     client.encrypt(encrypt(b"x")).await.unwrap();
 }
 

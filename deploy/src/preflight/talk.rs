@@ -147,7 +147,9 @@ impl<'a> Talk<'a> {
             client::ConnectError::Socket { source, .. } => {
                 transient(format!("nobody listens on {}: {source}", self.endpoint))
             }
-            client::ConnectError::Handshake { .. } => terminal(error.to_string()),
+            client::ConnectError::Handshake { .. } | client::ConnectError::Server { .. } => {
+                terminal(error.to_string())
+            }
         })
     }
 

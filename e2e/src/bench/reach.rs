@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use hyper::Uri;
 use sidekey_core::Endpoint;
-use sidekey_core::client::{Connection, connect, over};
+use sidekey_core::client::{Connection, connect, open};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -43,7 +43,8 @@ async fn tls(
     stream.set_nodelay(true)?;
     let stream = connector.connect(ServerName::from(address.ip()), stream).await?;
     let origin = Uri::try_from(format!("https://{address}"))?;
-    over(stream, origin).await.context("no HTTP/2 behind TLS")
+    let (client, _) = open(stream, origin).await.context("no HTTP/2 behind TLS")?;
+    Ok(client)
 }
 
 impl fmt::Debug for Reach {

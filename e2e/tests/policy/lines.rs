@@ -11,8 +11,9 @@ const SHIM: &str = "shim";
 
 /// Code lines of core and shim together. The goal is 10,803; what they gained since they had that
 /// many is one table of connections with a budget for the process, TLS and certificates (once in the
-/// shim, a provider and deploy), canaries that are remembered, and backend calls by purpose.
-const MAX_CODE: usize = 12_303;
+/// shim, a provider and deploy), canaries that are remembered, backend calls by purpose, and a start
+/// that certificates which cannot be used do not prevent.
+const MAX_CODE: usize = 12_341;
 
 /// All lines of a file of core or shim.
 const MAX_FILE: usize = 450;

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 pub use service::{KmsService, Requests};
 
 use crate::proto::v2::StatusResponse;
-use crate::{Call, Error, KeyId, Sealed, Secret};
+use crate::{Call, Error, KeyId, Kind, Sealed, Secret};
 
 /// The metadata of a Status response in which a provider says how old its last proof is, in
 /// milliseconds.
@@ -125,6 +125,19 @@ impl StatusReport {
         let age = answer.metadata().get(PROOF_AGE).and_then(|value| value.to_str().ok());
         let proof_age = age.and_then(|text| text.parse().ok()).map(Duration::from_millis);
         Self { response: answer.into_inner(), proof_age }
+    }
+
+    /// The key_id under which all is well, or what is wrong.
+    pub fn key_id(&self) -> Result<KeyId, Error> {
+        let StatusResponse { version, healthz, key_id } = &self.response;
+        if healthz != "ok" {
+            let shown: String = healthz.chars().take(200).collect();
+            return Err(Error::new(Kind::Unavailable, format!("healthz is {shown:?}")));
+        }
+        if !matches!(version.as_str(), VERSION | "v2beta1") {
+            return Err(Error::new(Kind::Config, format!("it speaks version {version:?}, not v2")));
+        }
+        KeyId::new(key_id)
     }
 }
 

@@ -99,7 +99,7 @@ pub use kms::key_id::{
 };
 pub use kms::limits::{MAX_ANNOTATIONS, MAX_CIPHERTEXT, check_sealed};
 pub use kms::single_flight::{Joined, SingleFlight};
-pub use kms::stream::QuietStream;
+pub(crate) use kms::stream::QuietStream;
 pub use kms::{client, server};
 pub use process::admin::Source;
 pub use process::command::{
@@ -107,7 +107,7 @@ pub use process::command::{
     RotateArgs, RotateCommand, answer, ask, complain, print, report, rotate, say, usage,
 };
 pub use process::shutdown::Ending;
-pub use process::status::time;
+pub use process::status::{ErrorStatus, time};
 pub use process::{app, telemetry};
 pub use provider::run::run;
 pub use provider::{Call, Deletion, Provider, Sealed};

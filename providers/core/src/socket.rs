@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::kms::server::Incoming;
 use crate::metrics::Counter;
 use crate::process::telemetry::RateLimit;
-use crate::{Connections, Endpoint, Error, Kind};
+use crate::{Backoff, Connections, Endpoint, Error, Kind};
 
 mod place;
 #[cfg(test)]
@@ -29,7 +29,7 @@ mod tests;
 use place::BoundSocket;
 
 /// The first and the longest pause when the system has no resources to accept.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+pub(crate) const PAUSE: Backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
 /// How often to see whether clients still reach us.
 const CHECK: Duration = Duration::from_secs(5);
 
@@ -49,8 +49,6 @@ pub struct SocketOptions {
 pub struct Peer {
     /// The effective user when it connected.
     pub uid: u32,
-    /// The effective group when it connected.
-    pub gid: u32,
     /// The process, unless it lives in a pid namespace that we cannot see.
     pub pid: Option<i32>,
 }
@@ -136,17 +134,16 @@ impl Listener {
     /// Never ends: where the system cannot accept for want of descriptors or
     /// memory it tries again, ever more slowly. Dropping the future loses nothing.
     pub async fn accept(&self) -> (UnixStream, Peer) {
-        let mut pause = PAUSE.0;
+        let mut pause = PAUSE;
         loop {
             match self.inner.accept().await {
                 Ok((stream, _)) => {
-                    pause = PAUSE.0;
+                    pause.reset();
                     if let Some(peer) = self.admit(&stream) {
                         return (stream, peer);
                     }
                 }
-                // The peer went before we came: nothing is wrong with us.
-                Err(error) if matches!(errno(&error), Some(Errno::CONNABORTED | Errno::INTR)) => {}
+                Err(error) if is_of_peer(&error) => {}
                 Err(error) => {
                     if let Some(suppressed) = self.failures_logged.pass() {
                         tracing::error!(
@@ -154,8 +151,7 @@ impl Listener {
                             "cannot accept connections; trying again"
                         );
                     }
-                    sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE.1);
+                    sleep(pause.delay()).await;
                 }
             }
         }
@@ -291,7 +287,7 @@ impl Peer {
         let cred = stream.peer_cred()?;
         // The kernel writes 0 for a process that has no number in our namespace.
         let pid = cred.pid().filter(|pid| *pid != 0);
-        Ok(Self { uid: cred.uid(), gid: cred.gid(), pid })
+        Ok(Self { uid: cred.uid(), pid })
     }
 }
 
@@ -312,6 +308,8 @@ fn in_use(endpoint: &Endpoint, who: &str) -> Error {
         .with_hint("stop that process or choose another socket")
 }
 
-fn errno(error: &io::Error) -> Option<Errno> {
-    Errno::from_io_error(error)
+/// Whether accepting failed because the peer went before we came: nothing is wrong with us.
+pub(crate) fn is_of_peer(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::CONNABORTED | Errno::CONNRESET | Errno::INTR))
 }

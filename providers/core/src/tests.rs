@@ -3,6 +3,7 @@
 
 mod proofs;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use crate::kms::client::Connection;
-use crate::process::app::App;
+use crate::process::app::{App, Configuration};
 use crate::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use crate::proto::v2::{DecryptRequest, EncryptRequest, EncryptResponse, StatusRequest};
 use crate::provider::supervisor::Supervisor;
@@ -415,4 +416,27 @@ fn replace(path: &Path, text: &str) {
     let temporary = path.with_extension("new");
     std::fs::write(&temporary, text).unwrap();
     std::fs::rename(temporary, path).unwrap();
+}
+
+#[tokio::test]
+async fn another_mode_of_the_sockets_waits_for_the_next_start_and_holds_nothing_else_back() {
+    ScriptedKms::new("modes");
+    let mut process = Process::new();
+    let (first, second) = (process.key(1, "modes"), process.key(2, "modes"));
+    let parse = |keys: Value, mode: &str| {
+        let document = json!({"keys": keys, "socket": {"mode": mode}});
+        config::parse::<Scripted>(&document).unwrap()
+    };
+    let (before, after) = (parse(json!([first]), "0660"), parse(json!([first, second]), "0600"));
+    let told = |config: &config::ProcessConfig| {
+        config.fixed().into_iter().find(|(name, _)| *name == "socket").unwrap()
+    };
+    assert_ne!(told(&before), told(&after));
+    process.supervisor.apply(before).await.unwrap();
+    process.supervisor.apply(after).await.unwrap();
+    for id in [1, 2] {
+        process.until_healthy(id).await;
+        let socket = std::fs::metadata(process.path(&format!("{id}.sock"))).unwrap();
+        assert_eq!(socket.permissions().mode() & 0o777, 0o660);
+    }
 }

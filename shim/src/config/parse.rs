@@ -192,17 +192,14 @@ fn client_tls(
     shared: Option<&RawClientTls>,
     problems: &mut Problems,
 ) -> Option<ClientTls> {
-    let pick = |field: fn(&RawClientTls) -> &Option<PathBuf>| {
-        own.and_then(|raw| field(raw).clone()).or_else(|| shared.and_then(|raw| field(raw).clone()))
-    };
-    let (ca, cert, key) = (pick(|raw| &raw.ca), pick(|raw| &raw.cert), pick(|raw| &raw.key));
+    let [own, shared] = [own, shared].map(|raw| raw.cloned().unwrap_or_default());
+    let (ca, cert, key) = (own.ca.or(shared.ca), own.cert.or(shared.cert), own.key.or(shared.key));
     for (name, value) in [("ca", &ca), ("cert", &cert), ("key", &key)] {
         if value.is_none() {
             problems.add(&format!("tls.{name}"), "is required for an https endpoint");
         }
     }
-    let server_name = own.and_then(|raw| raw.server_name.clone());
-    let server_name = server_name.or_else(|| shared.and_then(|raw| raw.server_name.clone()));
+    let server_name = own.server_name.or(shared.server_name);
     Some(ClientTls { files: TlsFiles { ca: ca?, cert: cert?, key: key? }, server_name })
 }
 
@@ -303,12 +300,7 @@ fn cache(raw: &RawCache, problems: &mut Problems) -> Option<CacheOptions> {
             problems.add("entries", "is not between 1 and 100000");
         }
         let ttl = problems.require("ttl", &raw.ttl)?;
-        match parse_duration(ttl) {
-            Ok(ttl) => Some(CacheOptions { entries, ttl }),
-            Err(text) => {
-                problems.add("ttl", &text);
-                None
-            }
-        }
+        let ttl = parse_duration(ttl).map_err(|text| problems.add("ttl", &text)).ok()?;
+        Some(CacheOptions { entries, ttl })
     })
 }

@@ -107,7 +107,7 @@ impl ProxyConfig {
     pub fn check_files(&self) -> Result<Option<SystemTime>, Problems> {
         let Access::Mutual { files, .. } = &self.access else { return Ok(None) };
         match tls::Identity::load(files.clone()) {
-            Ok(identity) => Ok(Some(identity.expiry())),
+            Ok(identity) => Ok(identity.expiry()),
             Err(error) => Err(Problems::one("tls", &error.report())),
         }
     }

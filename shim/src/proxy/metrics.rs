@@ -90,7 +90,7 @@ impl ProxyMetrics {
     pub(super) fn text(&self, connected: bool, identity: Option<&Identity>) -> String {
         self.connected.set(i64::from(connected));
         if let (Some((expiry, reloads)), Some(identity)) = (&self.certificates, identity) {
-            expiry.set(seconds(identity.expiry()));
+            expiry.set(identity.expiry().map_or(0, seconds));
             let (succeeded, failed) = identity.reloads();
             reloads.set(succeeded, failed);
         }

@@ -3,16 +3,13 @@
 use std::io::ErrorKind;
 use std::time::{Duration, SystemTime};
 
-use http::Uri;
 use parking_lot::Mutex;
-use sidekey_core::client::{self, Connection};
+use sidekey_core::client::{self, ConnectError, Connection};
 use sidekey_core::proto::v2::key_management_service_client::KeyManagementServiceClient;
 use sidekey_core::{Endpoint, Error, Kind};
 use tokio::time::Instant;
 use tonic::Status;
 
-/// Largest answer that is read: 32 KiB of annotations, and room for the rest.
-const MAX_ANSWER: usize = 64 * 1024;
 /// How often a lost connection is looked after while nobody asks.
 const LOOK_AFTER: Duration = Duration::from_secs(2);
 /// A plugin that has let this much time pass may hang.
@@ -30,11 +27,7 @@ pub(super) struct Plugin {
 }
 
 /// A connection and the client on it.
-#[derive(Clone)]
-struct Open {
-    client: KeyManagementServiceClient<Connection>,
-    connection: Connection,
-}
+type Open = (KeyManagementServiceClient<Connection>, Connection);
 
 /// Why there is no connection, and since when.
 #[derive(Clone, Debug)]
@@ -94,16 +87,15 @@ impl Plugin {
         F: Future<Output = Result<A, Status>>,
     {
         let calling = async {
-            let open = self.connection().await?;
-            match send(open.client.clone()).await {
-                Err(status) if open.broke(&status) => {}
-                answer => return answer.map_err(PluginFailure::Answer),
-            }
-            let open = self.connection().await?;
-            match send(open.client.clone()).await {
-                Err(status) if open.broke(&status) => Err(self.broken(&status)),
-                answer => answer.map_err(PluginFailure::Answer),
-            }
+            let first = send(self.connection().await?).await;
+            let answer = match first {
+                Err(status) if client::broke(&status) => send(self.connection().await?).await,
+                answer => answer,
+            };
+            answer.map_err(|status| match client::broke(&status) {
+                true => self.broken(&status),
+                false => PluginFailure::Answer(status),
+            })
         };
         let began = Instant::now();
         match tokio::time::timeout_at(deadline, calling).await {
@@ -152,25 +144,27 @@ impl Plugin {
         }
     }
 
-    fn current(&self) -> Option<Open> {
+    fn current(&self) -> Option<KeyManagementServiceClient<Connection>> {
         let current = self.current.lock();
-        current.as_ref().filter(|open| !open.connection.is_closed()).cloned()
+        let (client, _) = current.as_ref().filter(|(_, connection)| !connection.is_closed())?;
+        Some(client.clone())
     }
 
     /// The connection, or a new one: many callers at once make one.
-    async fn connection(&self) -> Result<Open, PluginFailure> {
-        if let Some(open) = self.current() {
-            return Ok(open);
+    async fn connection(&self) -> Result<KeyManagementServiceClient<Connection>, PluginFailure> {
+        if let Some(client) = self.current() {
+            return Ok(client);
         }
         let _one = self.open.lock().await;
-        if let Some(open) = self.current() {
-            return Ok(open);
+        if let Some(client) = self.current() {
+            return Ok(client);
         }
         let result = self.connect().await;
         self.note(result.as_ref().err());
         let open = result?;
-        *self.current.lock() = Some(open.clone());
-        Ok(open)
+        let client = open.0.clone();
+        *self.current.lock() = Some(open);
+        Ok(client)
     }
 
     async fn connect(&self) -> Result<Open, PluginFailure> {
@@ -179,23 +173,21 @@ impl Plugin {
             let error = Error::new(Kind::Unavailable, text).with_source(error).with_hint(hint);
             PluginFailure::Way(reason, error)
         };
-        let stream = self.endpoint.connect().await.map_err(|error| match error.kind() {
-            ErrorKind::PermissionDenied => {
+        let connecting = client::connect_to(&self.endpoint, &self.server_uids).await;
+        connecting.map_err(|error| match error {
+            ConnectError::Server { source, .. } => PluginFailure::Way(SocketError::Denied, source),
+            ConnectError::Socket { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 let hint =
                     "let the proxy's user open the socket: see its mode, group and SELinux label";
-                failed(SocketError::Denied, error.into(), hint)
+                failed(SocketError::Denied, source.into(), hint)
             }
-            _ => failed(SocketError::Connect, error.into(), "see whether the plugin runs"),
-        })?;
-        self.endpoint
-            .check_server(&stream, &self.server_uids)
-            .map_err(|error| PluginFailure::Way(SocketError::Denied, error))?;
-        let (client, connection) =
-            client::open(stream, Uri::from_static("http://localhost")).await.map_err(|error| {
-                failed(SocketError::Handshake, error.into(), "see what listens on that socket")
-            })?;
-        let client = client.max_decoding_message_size(MAX_ANSWER);
-        Ok(Open { client, connection })
+            ConnectError::Socket { source, .. } => {
+                failed(SocketError::Connect, source.into(), "see whether the plugin runs")
+            }
+            ConnectError::Handshake { source, .. } => {
+                failed(SocketError::Handshake, source.into(), "see what listens on that socket")
+            }
+        })
     }
 
     fn note(&self, failure: Option<&PluginFailure>) {
@@ -226,13 +218,5 @@ impl PluginFailure {
             Self::Answer(status) => status.message().to_owned(),
             Self::Way(_, error) => error.report(),
         }
-    }
-}
-
-impl Open {
-    /// Whether the call failed with its connection: a status that came over the wire has no
-    /// source, one that was made here for want of an answer has, or the connection is closed.
-    fn broke(&self, status: &Status) -> bool {
-        std::error::Error::source(status).is_some() || self.connection.is_closed()
     }
 }

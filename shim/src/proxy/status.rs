@@ -22,10 +22,9 @@ impl Source for Shared {
             let why = why.unwrap_or_else(|| "the connection is lost".to_owned());
             list.push(format!("plugin {}: {why}", plugin.endpoint()));
         }
-        if let Some(identity) = &self.identity
-            && identity.expiry() <= SystemTime::now()
-        {
-            list.push(format!("our certificate expired at {}", time(identity.expiry())));
+        let expiry = self.identity.as_ref().and_then(|identity| identity.expiry());
+        if let Some(expired) = expiry.filter(|expiry| *expiry <= SystemTime::now()) {
+            list.push(format!("our certificate expired at {}", time(expired)));
         }
         list
     }
@@ -37,7 +36,7 @@ impl Source for Shared {
             let (succeeded, failed) = identity.reloads();
             json!({
                 "names": identity.names(),
-                "expires": time(identity.expiry()),
+                "expires": identity.expiry().map(time),
                 "reloads": {"success": succeeded, "failure": failed},
                 "refused": identity.last_error(),
             })

@@ -176,7 +176,8 @@ pub async fn dial(
 ) -> Result<KeyManagementServiceClient<Connection>, Error> {
     let tcp = TcpStream::connect(address).await.unwrap();
     let stream = identity.connect(tcp, SERVER).await?;
-    Ok(client::over(stream, "https://proxy.example".parse().unwrap()).await.unwrap())
+    let origin = "https://proxy.example".parse().unwrap();
+    Ok(client::open(stream, origin).await.unwrap().0)
 }
 
 pub fn encrypt(plaintext: &[u8]) -> EncryptRequest {

@@ -29,6 +29,8 @@ pub struct Manners {
     pub gate: Mutex<Option<Arc<Semaphore>>>,
     /// Requests seen, Status aside.
     pub seen: AtomicU64,
+    /// Those of them that are not the shim's own.
+    pub callers: AtomicU64,
     /// The last `grpc-timeout`.
     pub timeout: Mutex<Option<String>>,
     /// Which KEK it has: what another one wrapped cannot be read. 0 reads everything.
@@ -37,6 +39,9 @@ pub struct Manners {
     pub key_id: Mutex<Option<String>>,
     /// What was wrapped under this key_id cannot be read any more.
     pub retired: Mutex<Option<String>>,
+    /// Tries again until half of the time that it was told is over, as our providers do, and
+    /// answers then.
+    pub tries_again: AtomicBool,
     /// Takes requests and answers none.
     pub hangs: AtomicBool,
     /// May only decrypt: all else is refused.
@@ -106,16 +111,30 @@ impl Plugin {
     pub fn seen(&self) -> u64 {
         self.manners.seen.load(Ordering::SeqCst)
     }
+
+    /// Requests seen of callers: what the shim asks for itself comes when it likes.
+    pub fn seen_of_callers(&self) -> u64 {
+        self.manners.callers.load(Ordering::SeqCst)
+    }
 }
 
 impl Service {
+    fn count(&self, uid: &str) {
+        self.0.seen.fetch_add(1, Ordering::SeqCst);
+        self.0.callers.fetch_add(u64::from(!uid.starts_with("shim-")), Ordering::SeqCst);
+    }
+
     async fn fault<T>(&self, request: &Request<T>) -> Result<(), Status> {
         if self.0.hangs.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
         let timeout = request.metadata().get("grpc-timeout");
         let timeout = timeout.map(|value| value.to_str().unwrap().to_owned());
-        *self.0.timeout.lock().unwrap() = timeout;
+        *self.0.timeout.lock().unwrap() = timeout.clone();
+        if self.0.tries_again.load(Ordering::SeqCst) {
+            let told = timeout.as_deref().and_then(time).expect("no grpc-timeout");
+            tokio::time::sleep(told / 2).await;
+        }
         match &*self.0.fault.lock().unwrap() {
             Some((code, text)) => Err(Status::new(*code, text.clone())),
             None => Ok(()),
@@ -130,6 +149,19 @@ impl Service {
             false => Ok(()),
         }
     }
+}
+
+/// A `grpc-timeout`.
+pub fn time(text: &str) -> Option<Duration> {
+    let (value, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let nanoseconds = match unit {
+        "n" => 1,
+        "u" => 1_000,
+        "m" => 1_000_000,
+        "S" => 1_000_000_000,
+        _ => return None,
+    };
+    Some(Duration::from_nanos(value.parse::<u64>().ok()? * nanoseconds))
 }
 
 /// Not encryption, but something that only this plugin undoes.
@@ -158,7 +190,7 @@ impl KeyManagementService for Service {
         &self,
         request: Request<EncryptRequest>,
     ) -> Result<Response<EncryptResponse>, Status> {
-        self.0.seen.fetch_add(1, Ordering::SeqCst);
+        self.count(&request.get_ref().uid);
         self.fault(&request).await?;
         self.may("encrypt")?;
         let mut ciphertext = twist(&request.into_inner().plaintext);
@@ -176,7 +208,7 @@ impl KeyManagementService for Service {
         &self,
         request: Request<DecryptRequest>,
     ) -> Result<Response<DecryptResponse>, Status> {
-        self.0.seen.fetch_add(1, Ordering::SeqCst);
+        self.count(&request.get_ref().uid);
         self.fault(&request).await?;
         let gate = self.0.gate.lock().unwrap().clone();
         if let Some(gate) = gate {

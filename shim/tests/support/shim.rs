@@ -96,10 +96,18 @@ impl Shim {
 
     /// With kube-apiserver's time.
     pub async fn decrypt(&self, sealed: &EncryptResponse) -> Result<Vec<u8>, Status> {
+        self.decrypt_within(CALL, sealed).await
+    }
+
+    pub async fn decrypt_within(
+        &self,
+        time: Duration,
+        sealed: &EncryptResponse,
+    ) -> Result<Vec<u8>, Status> {
         let EncryptResponse { ciphertext, key_id, annotations } = sealed.clone();
         let request = DecryptRequest { ciphertext, key_id, annotations, uid: "test".into() };
         let mut request = Request::new(request);
-        request.set_timeout(CALL);
+        request.set_timeout(time);
         Ok(self.client().await.decrypt(request).await?.into_inner().plaintext.to_vec())
     }
 

@@ -84,8 +84,12 @@ impl Configuration for ProcessConfig {
     }
 
     fn fixed(&self) -> Vec<(&'static str, String)> {
-        let (health, drain) = (&self.health, self.options.drain);
-        vec![("health", format!("{health:?}")), ("drain", format!("{drain:?}"))]
+        let ProcessOptions { socket, drain, .. } = &self.options;
+        vec![
+            ("health", format!("{:?}", self.health)),
+            ("socket", format!("{socket:?}")),
+            ("drain", format!("{drain:?}")),
+        ]
     }
 }
 

@@ -24,6 +24,7 @@ use http::{Request, Response, Uri};
 use http_body_util::BodyExt;
 use hyper::body::Frame;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
 use tonic::body::Body;
 
 use crate::proto::v2::key_management_service_client::KeyManagementServiceClient;
@@ -34,6 +35,10 @@ const MAX_HEADERS: u32 = 16 * 1024;
 
 /// What HTTP/2 begins with: more than any message of KMS v2.
 const DEFAULT_WINDOW: u32 = 65_535;
+
+/// Largest answer that is read: 32 KiB of annotations, and room for the rest. A plugin that sends
+/// more breaks the protocol, and must not fill our memory.
+const MAX_ANSWER: usize = 64 * 1024;
 
 /// One HTTP/2 connection to a plugin; clones share it.
 ///
@@ -81,35 +86,48 @@ pub enum ConnectError {
         #[source]
         source: h2::Error,
     },
+    /// Its server's uid is not among those accepted.
+    #[error("{endpoint} is served by somebody else")]
+    Server {
+        /// Where.
+        endpoint: Endpoint,
+        /// Who, and who may.
+        #[source]
+        source: crate::Error,
+    },
 }
 
 /// Opens a connection to the plugin at `endpoint`: the generated client on our own transport.
 pub async fn connect(
     endpoint: &Endpoint,
 ) -> Result<KeyManagementServiceClient<Connection>, ConnectError> {
-    let stream = endpoint
-        .connect()
+    reach(endpoint, |_| Ok(())).await.map(|(client, _)| client)
+}
+
+/// Like [`connect`], with the connection itself, if one of these uids serves the socket; our own
+/// and root may if there are none. Nobody else is sent anything.
+pub async fn connect_to(
+    endpoint: &Endpoint,
+    server_uids: &[u32],
+) -> Result<(KeyManagementServiceClient<Connection>, Connection), ConnectError> {
+    reach(endpoint, |stream| endpoint.check_server(stream, server_uids)).await
+}
+
+async fn reach(
+    endpoint: &Endpoint,
+    check: impl FnOnce(&UnixStream) -> Result<(), crate::Error>,
+) -> Result<(KeyManagementServiceClient<Connection>, Connection), ConnectError> {
+    let endpoint = || endpoint.clone();
+    let failed = |source| ConnectError::Socket { endpoint: endpoint(), source };
+    let stream = endpoint().connect().await.map_err(failed)?;
+    check(&stream).map_err(|source| ConnectError::Server { endpoint: endpoint(), source })?;
+    open(QuietStream::new(stream).map_err(failed)?, Uri::from_static("http://localhost"))
         .await
-        .and_then(QuietStream::new)
-        .map_err(|source| ConnectError::Socket { endpoint: endpoint.clone(), source })?;
-    over(stream, Uri::from_static("http://localhost"))
-        .await
-        .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })
+        .map_err(|source| ConnectError::Handshake { endpoint: endpoint(), source })
 }
 
 /// Speaks KMS v2 over a stream that is already open, TLS included; `origin` becomes the
-/// authority of every request.
-pub async fn over<T>(
-    stream: T,
-    origin: Uri,
-) -> Result<KeyManagementServiceClient<Connection>, h2::Error>
-where
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    open(stream, origin).await.map(|(client, _)| client)
-}
-
-/// Like [`over`], with the connection itself, for those who keep it and must see it close.
+/// authority of every request. The connection itself is for those who must see it close.
 pub async fn open<T>(
     stream: T,
     origin: Uri,
@@ -118,7 +136,8 @@ where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = connection(stream, DEFAULT_WINDOW).await?;
-    Ok((KeyManagementServiceClient::with_origin(connection.clone(), origin), connection))
+    let client = KeyManagementServiceClient::with_origin(connection.clone(), origin);
+    Ok((client.max_decoding_message_size(MAX_ANSWER), connection))
 }
 
 /// The connection alone, for another gRPC service than KMS v2; the peer may be `window` bytes
@@ -143,6 +162,12 @@ where
         closed.store(true, Ordering::Release);
     });
     Ok(connection)
+}
+
+/// Whether a call failed with its connection: an error that came over the wire has no source, one
+/// that was made here for want of an answer has.
+pub fn broke(status: &tonic::Status) -> bool {
+    Error::source(status).is_some()
 }
 
 impl Connection {
@@ -239,7 +264,6 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use tokio::io::ReadBuf;
-    use tokio::net::UnixStream;
 
     use super::*;
     use crate::kms::server::{Stop, serve_kms_over, stopper};
@@ -343,7 +367,7 @@ mod tests {
         serve(theirs, stop);
         let writes = Arc::new(AtomicUsize::new(0));
         let stream = Counted(ours, writes.clone());
-        let mut client = over(stream, Uri::from_static("http://localhost")).await.unwrap();
+        let (mut client, _) = open(stream, Uri::from_static("http://localhost")).await.unwrap();
         // By the end of the first, both sides have agreed on their settings.
         client.encrypt(plaintext(32)).await.unwrap();
         let before = writes.load(Ordering::SeqCst);
@@ -359,10 +383,12 @@ mod tests {
         let (mut client, connection) =
             open(ours, Uri::from_static("http://localhost")).await.unwrap();
         // The last one is larger than the window that HTTP/2 begins with.
-        for size in [0, 1, 20_000, 90_000] {
+        for size in [0, 1, 20_000, 65_530] {
             let answer = client.encrypt(plaintext(size)).await.unwrap().into_inner();
             assert_eq!(answer.ciphertext.len(), size);
         }
+        let too_long = client.encrypt(plaintext(65_600)).await.unwrap_err();
+        assert_eq!(too_long.code(), tonic::Code::OutOfRange, "{too_long}");
         let refused = client.status(StatusRequest {}).await.unwrap_err();
         assert_eq!((refused.code(), refused.message()), (tonic::Code::Unavailable, "not today"));
         assert!(!connection.is_closed());
@@ -373,6 +399,6 @@ mod tests {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
         let failed = client.encrypt(plaintext(1)).await.unwrap_err();
-        assert!(Error::source(&failed).is_some(), "not an answer: {failed:?}");
+        assert!(broke(&failed), "not an answer: {failed:?}");
     }
 }

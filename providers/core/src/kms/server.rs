@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +30,7 @@ use crate::proto::v2::key_management_service_server::{
     KeyManagementService, KeyManagementServiceServer,
 };
 use crate::socket::connections::{OpenRequest, Slot};
-use crate::socket::{Listener, SocketOptions};
+use crate::socket::{Listener, PAUSE, SocketOptions, is_of_peer};
 use crate::{Connections, Endpoint, Error, Kind};
 
 /// Concurrent requests on one connection; more of them wait at the caller, as HTTP/2 has it.
@@ -46,8 +45,6 @@ const CONNECTION_WINDOW: u32 = 128 * 1024;
 const MAX_HEADERS: u32 = 8 * 1024;
 /// A connection that must make room has this long to finish.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
-/// Accepting fails when there are no file descriptors left; they come back.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Admin connections. They are short, and the oldest makes room for the newest: a probe is
 /// answered at once, and whoever is silent must not keep probes out.
 pub const MAX_ADMIN: usize = 64;
@@ -100,16 +97,15 @@ impl Incoming for TcpListener {
     type Peer = SocketAddr;
 
     async fn next(&mut self) -> (TcpStream, SocketAddr) {
+        let mut pause = PAUSE;
         loop {
-            let error = match self.accept().await {
+            match self.accept().await {
                 Ok(accepted) => return accepted,
-                Err(error) => error,
-            };
-            // These speak of one connection that is gone, not of the listener.
-            let passing = [io::ErrorKind::ConnectionAborted, io::ErrorKind::ConnectionReset];
-            if !passing.contains(&error.kind()) {
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                Err(error) if is_of_peer(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(pause.delay()).await;
+                }
             }
         }
     }

@@ -314,7 +314,8 @@ mod tests {
         let slot = crate::Connections::default().enter().unwrap();
         let service = KeyManagementServiceServer::new(service);
         tokio::spawn(serve_kms_over(theirs, service, |_| None, slot, stop));
-        let mut client = client::over(ours, Uri::from_static("http://localhost")).await.unwrap();
+        let (mut client, _) =
+            client::open(ours, Uri::from_static("http://localhost")).await.unwrap();
         let request = EncryptRequest { plaintext: vec![0x5a; SIZE].into(), uid: "u".into() };
         client.encrypt(request).await.unwrap();
         places.until_wiped().await;
@@ -372,7 +373,8 @@ mod tests {
             None
         };
         tokio::spawn(serve_kms_over(theirs, service, refuse, slot, stop));
-        let mut client = client::over(ours, Uri::from_static("http://localhost")).await.unwrap();
+        let (mut client, _) =
+            client::open(ours, Uri::from_static("http://localhost")).await.unwrap();
         let began = Instant::now();
         let (key_id, ciphertext) = ("k".to_owned(), vec![0xa5].into());
         let request = DecryptRequest { key_id, ciphertext, ..Default::default() };

@@ -27,7 +27,7 @@ const TURN_BYTES: usize = 2048;
 
 /// A connected unix socket.
 #[derive(Debug)]
-pub struct QuietStream {
+pub(crate) struct QuietStream {
     socket: AsyncFd<UnixStream>,
     /// Whether it is others' turn before more is read.
     turn_over: bool,
@@ -37,7 +37,7 @@ pub struct QuietStream {
 
 impl QuietStream {
     /// Takes a connection over. Must be called on the runtime that will use it.
-    pub fn new(stream: tokio::net::UnixStream) -> io::Result<Self> {
+    pub(crate) fn new(stream: tokio::net::UnixStream) -> io::Result<Self> {
         Ok(Self {
             socket: register(stream.into_std()?, Interest::READABLE)?,
             turn_over: false,

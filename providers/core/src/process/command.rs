@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 
 use crate::config::{self, LogFormat, Problems, mistakes, overlay, parse_duration, read_file};
 use crate::key::canary::Canary;
-use crate::proto::v2::{EncryptRequest, StatusRequest, StatusResponse};
-use crate::{Endpoint, Error, KeyId, Kind, Provider, Secret, client};
+use crate::kms::StatusReport;
+use crate::proto::v2::{EncryptRequest, StatusRequest};
+use crate::{Endpoint, Error, Kind, Provider, Secret, client};
 
 mod rotate;
 mod trial;
@@ -332,23 +333,14 @@ async fn probe(socket: &Endpoint, healthy: bool, limit: Duration) -> Result<Answ
             let text = format!("{socket} listens");
             return Ok(Answer { json: json!({"listens": true}), text });
         }
-        let status = client.status(StatusRequest {}).await.map_err(refused)?.into_inner();
-        let key_id_hash = healthy_key_id(&status)?.hash();
+        let status = client.status(StatusRequest {}).await.map_err(refused)?;
+        let key_id_hash = StatusReport::passed_on(status).key_id()?.hash();
         let json = json!({"listens": true, "healthy": true, "key_id_hash": key_id_hash});
         Ok(Answer { text: format!("{socket} is healthy, key_id {key_id_hash}"), json })
     };
     tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| {
         Err(Error::new(Kind::Timeout, format!("{socket} did not answer in {limit:?}")))
     })
-}
-
-/// The key_id of a Status that is ok.
-fn healthy_key_id(status: &StatusResponse) -> Result<KeyId, Error> {
-    let key_id = KeyId::new(&status.key_id)?;
-    if status.healthz != "ok" {
-        return Err(Error::new(Kind::Unavailable, format!("healthz is {:?}", status.healthz)));
-    }
-    Ok(key_id)
 }
 
 async fn canary(socket: &Endpoint) -> Result<Answer, Error> {

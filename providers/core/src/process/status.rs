@@ -43,11 +43,15 @@ pub(crate) struct KeyStatus {
     note: Option<String>,
 }
 
+/// What went wrong last.
 #[derive(Debug, Serialize)]
-struct ErrorStatus {
-    at: String,
-    kind: &'static str,
-    error: String,
+pub struct ErrorStatus {
+    /// When.
+    pub at: String,
+    /// Of what kind it is.
+    pub kind: &'static str,
+    /// What and why.
+    pub error: String,
 }
 
 impl KeyStatus {

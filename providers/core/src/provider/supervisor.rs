@@ -38,6 +38,8 @@ pub(crate) struct Supervisor {
     pub(crate) shared: Arc<ProviderState>,
     watcher: Arc<Watcher>,
     running: BTreeMap<KeyNumber, RunningKey>,
+    /// What all sockets have in common, as it was at the start.
+    socket: Option<SocketOptions>,
     /// The paths of replaced plugins are served as long as this is kept.
     pub(crate) health: Option<Stopper>,
 }
@@ -47,7 +49,7 @@ struct RunningKey {
     key: Arc<Key>,
     kek: serde_json::Value,
     whole: serde_json::Value,
-    options: (ProbeOptions, SocketOptions),
+    probe: ProbeOptions,
     orders: mpsc::UnboundedSender<Reconfigure>,
     stopper: Stopper,
     server: JoinHandle<()>,
@@ -63,7 +65,8 @@ impl Supervisor {
             config: ConfigState::new(source, metrics.config_reloads.clone()),
             metrics: Arc::new(metrics),
         };
-        Self { shared: Arc::new(shared), watcher, running: BTreeMap::new(), health: None }
+        let (running, socket, health) = Default::default();
+        Self { shared: Arc::new(shared), watcher, running, socket, health }
     }
 
     /// Another KEK under a number that has already written data would make that data unreadable.
@@ -83,22 +86,11 @@ impl Supervisor {
     async fn bind(&self, config: &ProcessConfig) -> Result<BTreeMap<KeyNumber, Listener>, Error> {
         let mut sockets = BTreeMap::new();
         for spec in &config.keys {
-            let unmoved = self.running.get(&spec.id).is_some_and(|running| {
-                running.key.endpoint == spec.endpoint
-                    && running.options.1 == config.options.socket
-                    && (running.kek == spec.kek || !running.key.has_worked())
-            });
-            if !unmoved {
+            let running = self.running.get(&spec.id);
+            if running.is_none_or(|running| running.key.endpoint != spec.endpoint) {
                 self.check_free(spec)?;
-                // A key that stays where it is but with another mode: its own socket answers.
-                let own = self.running.get(&spec.id).filter(|r| r.key.endpoint == spec.endpoint);
-                if own.is_some() {
-                    let at = &spec.endpoint;
-                    let text = format!("socket options of {at} cannot change while it is served");
-                    let hint = "restart the provider, or move the key to another socket";
-                    return Err(Error::new(Kind::Config, text).with_hint(hint));
-                }
-                sockets.insert(spec.id, bind(&spec.endpoint, &config.options.socket).await?);
+                let options = self.socket.as_ref().unwrap_or(&config.options.socket);
+                sockets.insert(spec.id, bind(&spec.endpoint, options).await?);
             }
         }
         Ok(sockets)
@@ -115,14 +107,7 @@ impl Supervisor {
         Err(Error::new(Kind::Config, text).with_hint("give the new key a socket of its own"))
     }
 
-    fn start(
-        &mut self,
-        spec: KeySpec,
-        listener: Listener,
-        probe: ProbeOptions,
-        socket: &SocketOptions,
-        drain: Duration,
-    ) {
+    fn start(&mut self, spec: KeySpec, listener: Listener, probe: ProbeOptions, drain: Duration) {
         if let Some(old) = self.running.remove(&spec.id) {
             old.end();
         }
@@ -140,20 +125,19 @@ impl Supervisor {
         let server = tokio::spawn(serve_kms(listener, service, stop, drain, connections));
         let task = KeyTask::new(key.clone(), spec, probe, &self.watcher, requests, inbox);
         tokio::spawn(task.run());
-        let options = (probe, socket.clone());
-        let running = RunningKey { key, kek, whole, options, orders, stopper, server };
+        let running = RunningKey { key, kek, whole, probe, orders, stopper, server };
         self.running.insert(id, running);
     }
 
     fn change(&mut self, spec: KeySpec, options: ProbeOptions) {
         let Some(running) = self.running.get_mut(&spec.id) else { return };
-        if running.whole == spec.whole && running.options.0 == options {
+        if running.whole == spec.whole && running.probe == options {
             return;
         }
         tracing::info!(key = %spec.id, "settings of the key have changed");
         running.kek = spec.kek.clone();
         running.whole = spec.whole.clone();
-        running.options.0 = options;
+        running.probe = options;
         // The task runs as long as we hold the other end.
         let _ = running.orders.send(Reconfigure { spec, options });
     }
@@ -190,10 +174,11 @@ impl App for Supervisor {
         let ProcessConfig { options, probe, keys, .. } = config;
         for spec in keys {
             match sockets.remove(&spec.id) {
-                Some(listener) => self.start(spec, listener, probe, &options.socket, options.drain),
+                Some(listener) => self.start(spec, listener, probe, options.drain),
                 None => self.change(spec, probe),
             }
         }
+        self.socket.get_or_insert(options.socket);
         self.shared.publish(&self.running);
         Ok(())
     }

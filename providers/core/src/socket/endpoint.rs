@@ -69,7 +69,11 @@ impl Endpoint {
     ///
     /// Whoever may write to the directory of a socket can put his own in its place, and would be
     /// handed keys: those who send any check this before the first byte.
-    pub fn check_server(&self, stream: &UnixStream, server_uids: &[u32]) -> Result<(), Error> {
+    pub(crate) fn check_server(
+        &self,
+        stream: &UnixStream,
+        server_uids: &[u32],
+    ) -> Result<(), Error> {
         let accepted = accepted_uids(server_uids);
         let found = Peer::of(stream).map_err(|error| {
             Error::new(Kind::Denied, format!("cannot learn who serves {self}")).with_source(error)

@@ -430,9 +430,9 @@ async fn a_key_that_has_read_its_canary_outlives_the_version_that_wrapped_it() {
 
 #[tokio::test]
 async fn an_encrypt_that_waits_for_its_proof_has_three_attempts_with_it() {
-    let kms = ScriptedKms::new("asked");
+    let kms = ScriptedKms::new("waits-for-proof");
     let mut process = Process::new();
-    let mut key = process.key(1, "asked");
+    let mut key = process.key(1, "waits-for-proof");
     key["role"] = "read".into();
     process.apply(json!([key])).await.unwrap();
     process.until_healthy(1).await;

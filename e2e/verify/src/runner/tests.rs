@@ -99,8 +99,22 @@ async fn of_a_forgiven_step_both_logs_are_shown() {
     assert!(texts[1].contains("the second") && texts[1].contains("(second chance)"), "{texts:?}");
 }
 
+#[tokio::test]
+async fn each_run_of_a_step_has_its_own_log_and_its_own_lateness() {
+    let late = "echo the first; echo 5000 > $SIDEKEY_WITNESS";
+    let (_, first, runner, _dir) = run(shell(late, Counting::Libtest, LIMIT)).await;
+    runner.run(shell("echo the second; exit 3", Counting::Libtest, LIMIT)).await;
+    let second = runner.outcomes().pop().unwrap();
+    assert_eq!((first.late_ms, second.late_ms), (5000, 0));
+    assert_eq!(std::fs::read_to_string(&first.log).unwrap(), "the first\n");
+    assert_eq!(std::fs::read_to_string(&second.log).unwrap(), "the second\n");
+    runner.forgive("a step", "a step (second chance)");
+    let flaky: Vec<bool> = runner.outcomes().iter().map(|outcome| outcome.flaky).collect();
+    assert_eq!(flaky, [false, true], "only the run that failed is forgiven");
+}
+
 #[test]
 fn file_names_are_harmless() {
-    assert_eq!(file_name("sidekey-e2e test up"), "sidekey-e2e_test_up.log");
-    assert_eq!(file_name("../a/b"), "___a_b.log");
+    assert_eq!(file_name("sidekey-e2e test up"), "sidekey-e2e_test_up");
+    assert_eq!(file_name("../a/b"), "___a_b");
 }

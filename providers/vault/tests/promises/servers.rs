@@ -82,9 +82,12 @@ async fn one_of_several_addresses_may_be_down_or_hang() {
             format!("https://{}", first.address()),
             format!("https://{}", second.address()),
         ],
-        "tls": {"caFile": server.ca()}, "connectTimeout": "700ms", "requestTimeout": "1s",
+        "tls": {"caFile": server.ca()}, "connectTimeout": "700ms", "requestTimeout": "5s",
     });
-    let served = stage.serve_document(&quick(&[key])).await;
+    // A probe that meets the one that hangs has time left for another.
+    let mut document = quick(&[key]);
+    document["probe"] = json!({"interval": "500ms", "timeout": "15s", "coast": "25s"});
+    let served = stage.serve_document(&document).await;
     let sealed = served.round_trip().await;
     let pulse = Pulse::start(&served.kms, &sealed);
     for (away, other) in [(&first, &second), (&second, &first)] {

@@ -319,7 +319,14 @@ impl Scene {
 
     async fn people_see_it_with_kubectl(&self) -> Result<()> {
         // Pods that ended a moment ago could not be asked.
-        self.managed.wait_condition("SecretEncryptionHealthy", "True").await?;
+        eventually("people see it with kubectl", PATIENCE, async || {
+            self.managed.wait_condition("SecretEncryptionHealthy", "True").await?;
+            self.kubectl_shows_it().await
+        })
+        .await
+    }
+
+    async fn kubectl_shows_it(&self) -> Result<()> {
         let shown = self.managed.run_kubectl(&["get", "senc", "-A"]).await?;
         println!("{shown}");
         let mut lines = shown.lines();

@@ -94,7 +94,7 @@ impl Stage {
 impl Scene {
     /// A control plane whose data is under the first of so many keys.
     async fn start(name: &str, keys: usize) -> Result<Self> {
-        let managed = Managed::start(name).await?;
+        let managed = Managed::start_unbalanced(name).await?;
         let keys = AwsKeys::create(&managed, managed.namespace(), keys).await?;
         let scene = Self { managed, keys };
         scene.put(&[(1, 0)]).await?;

@@ -120,7 +120,7 @@ impl Hosted {
     }
 
     /// The Deployment before anything is encrypted, for after [`secure_etcd`](Self::secure_etcd).
-    /// etcd is compacted each five seconds, so that a census can end; a pod that is told to end
+    /// etcd is compacted every two seconds, so that a census can end; a pod that is told to end
     /// serves on for `delay` in the place of 70 s; and kube-apiserver looks at its
     /// EncryptionConfiguration every 3 s. Once a minute it does so in `hosted::cli_inject`.
     pub fn bare_for_operator(&self, delay: Duration) -> Result<Value> {
@@ -135,7 +135,7 @@ impl Hosted {
                 *flag = format!("--shutdown-delay-duration={}s", delay.as_secs()).into();
             }
         }
-        args.push("--etcd-compaction-interval=5s".into());
+        args.push("--etcd-compaction-interval=2s".into());
         deployment["spec"]["template"]["spec"]["containers"][0]["env"] =
             json!([{"name": golang::CONFIG_POLL, "value": "3s"}]);
         Ok(deployment)

@@ -13,7 +13,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 use sidekey_e2e::Load;
 use sidekey_e2e::aws::KmsFault;
-use sidekey_e2e::cluster::Partition;
+use sidekey_e2e::cluster::{Cut, Partition};
 use sidekey_e2e::operator::{
     AwsKeys, BETWEEN_STEPS, Lease, Managed, Refusal, condition, run, stage_of,
 };
@@ -128,7 +128,7 @@ impl Scene {
             }
             Stage::ReadOnlyDeploy => {
                 let pods = hosted.pods().await?;
-                Held::Cut(hosted.cluster.cut(&pods[0], SHIM_ADMIN_TLS_PORT).await?)
+                Held::Cut(hosted.cluster.cut(&pods[0], SHIM_ADMIN_TLS_PORT, Cut::Lost).await?)
             }
             Stage::WritePromote => {
                 Held::Unwritten(managed.refuse_stage(Stage::Migrating.label()).await?)
@@ -253,7 +253,7 @@ impl Scene {
     async fn one_that_is_given_up_is_killed_too(&self, load: &Load) -> Result<()> {
         let (managed, hosted) = (&self.managed, &self.managed.hosted);
         let pods = hosted.pods().await?;
-        let cut = hosted.cluster.cut(&pods[1], SHIM_ADMIN_TLS_PORT).await?;
+        let cut = hosted.cluster.cut(&pods[1], SHIM_ADMIN_TLS_PORT, Cut::Refused).await?;
         self.put(&[(3, 2), (2, 1), (1, 0)]).await?;
         managed.wait_stage(&Stage::ReadOnlyDeploy.label()).await?;
         load.more(BETWEEN_STEPS).await?;

@@ -27,6 +27,10 @@ const PREPARER: &str = "prepare";
 /// A build that takes longer hangs.
 const BUILD_LIMIT: Duration = Duration::from_secs(45 * 60);
 
+/// The same for what is fetched and built before the first test. With empty caches that is more
+/// than any other build; how long the rest of the run may take then, its deadline says.
+const PREPARE_LIMIT: Duration = Duration::from_secs(70 * 60);
+
 /// A test that takes longer hangs.
 pub(crate) const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
 
@@ -257,7 +261,7 @@ impl Stages<'_> {
         if released.is_some() {
             command.arg("--shipped");
         }
-        self.step(PREPARE, command, false).await.is_some()
+        self.step_within(PREPARE_LIMIT, PREPARE, command, false).await.is_some()
     }
 
     /// Where binaries and images are that tests use. What is shipped and what is built with the
@@ -266,15 +270,20 @@ impl Stages<'_> {
         self.runner.place().join(if self.all { "shipped" } else { "built" })
     }
 
-    pub(crate) async fn step(
+    pub(crate) async fn step(self, name: &str, command: Command, capture: bool) -> Option<String> {
+        self.step_within(BUILD_LIMIT, name, command, capture).await
+    }
+
+    async fn step_within(
         self,
+        limit: Duration,
         name: &str,
         mut command: Command,
         capture: bool,
     ) -> Option<String> {
         command.current_dir(&self.workspace.root);
         let name = name.to_owned();
-        let step = Step { name, command, counting: Counting::One, capture, limit: BUILD_LIMIT };
+        let step = Step { name, command, counting: Counting::One, capture, limit };
         self.runner.run(step).await
     }
 

@@ -1,3 +1,5 @@
+use sidekey_verify::command::Format;
+
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -82,6 +84,32 @@ async fn an_interrupt_ends_what_runs() {
     let (output, ()) = tokio::join!(runner.run(step), begun);
     assert_eq!(output, None);
     assert!(leftover::find(&runner.mark).is_empty());
+}
+
+#[tokio::test]
+async fn a_run_beyond_its_deadline_ends_in_order_and_failed_with_its_summary() {
+    let dir = tempfile::tempdir().unwrap();
+    let runner = Runner::new(dir.path().join("logs")).unwrap();
+    runner.plan(["good", "late", "never begun"].map(str::to_owned).into_iter());
+    let named =
+        |name: &str, script| Step { name: name.to_owned(), ..shell(script, Counting::One, LIMIT) };
+    let work = async {
+        runner.run(named("good", "true")).await;
+        runner.run(named("late", "setsid sleep 600 & sleep 600")).await;
+        runner.run(named("never begun", "true")).await;
+    };
+    // Long enough for a shell to end on a busy machine.
+    let end = crate::supervise(work, &runner, Duration::from_secs(10)).await.unwrap();
+    assert_eq!(end, crate::End::Late);
+    assert!(leftover::find(&runner.mark).is_empty());
+    assert!(!crate::report::summary(&runner, Format::Text).unwrap());
+    let text = std::fs::read_to_string(runner.place().join("summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&summary["passed"], &summary["failed"]), (&1.into(), &2.into()), "{summary}");
+    assert_eq!(summary["not_run"], serde_json::json!(["never begun"]));
+    assert_eq!(summary["steps"][1]["step"], "late");
+    let problem = summary["steps"][1]["problem"].as_str().unwrap();
+    assert!(problem.contains("the whole run had no time left"), "{problem}");
 }
 
 #[tokio::test]

@@ -261,6 +261,9 @@ impl Stages<'_> {
         if released.is_some() {
             command.arg("--shipped");
         }
+        if self.all {
+            command.arg("--all");
+        }
         self.step_within(PREPARE_LIMIT, PREPARE, command, false).await.is_some()
     }
 

@@ -7,6 +7,7 @@
 //! cannot be asked, or by the cluster, which refuses the write that would end the state.
 
 mod others;
+mod page;
 
 use anyhow::{Context, Result, ensure};
 use hyper::Method;

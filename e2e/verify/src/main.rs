@@ -1,7 +1,7 @@
 //! `cargo verify`: proves every promise, and installs what that takes.
 //!
-//! Formatting, lints, one build of everything, what the tests need from outside, then the
-//! tests. What there is to build and to test is asked of cargo and of the test executables; no
+//! Formatting, one build of everything, what the tests need from outside, then the tests, and
+//! lints beside them. What there is to build and to test is asked of cargo and of the test executables; no
 //! list is kept here. An end-to-end test runs alone in its process, and its module path says
 //! what it takes, so never more is begun than the machine bears (`schedule`). `--all` adds
 //! what users get: release builds, full sizes, the long ways, the oldest Rust and the FIPS

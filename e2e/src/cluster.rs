@@ -49,7 +49,7 @@ pub use inside::Inside;
 pub use kubelet::{Kubelet, NODE};
 pub use machine::{Addresses, Machine};
 pub use objects::{Container, Pod, manifest};
-pub use partition::Partition;
+pub use partition::{Cut, Partition};
 pub use static_apiserver::STATIC_APISERVER;
 
 /// Writes the images of the harness's own pods into the cache, so that no cluster waits for them.

@@ -47,6 +47,10 @@ const PREFIX: &str = "sidekey-";
 /// The folder of the command, whose binary has no more to its name.
 const COMMAND: &str = "sidekey";
 
+/// The folders of which [`prepare`] builds another image too, and where it goes.
+const UPDATED: [&str; 2] = ["local", "shim"];
+const UPDATES: &str = "updates";
+
 /// What to build, and where to.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -161,25 +165,46 @@ pub async fn build(options: &Options) -> Result<Vec<Image>> {
 /// The images of these folders, for a test: those of `$SIDEKEY_IMAGE_DIR`, or else built now, into
 /// `output`.
 pub async fn ready(folders: &[&str], output: &Path) -> Result<Vec<Image>> {
+    take(folders, Options::new(output)?, "").await
+}
+
+/// Other images of the same programs, for a test that updates them.
+pub async fn updates(folders: &[&str], output: &Path) -> Result<Vec<Image>> {
+    take(folders, update(output)?, UPDATES).await
+}
+
+async fn take(folders: &[&str], mut options: Options, within: &str) -> Result<Vec<Image>> {
     let Some(dir) = std::env::var_os(IMAGE_DIR) else {
-        let mut options = Options::new(output)?;
         options.names = folders.iter().map(|&folder| folder.to_owned()).collect();
         return build(&options).await;
     };
-    let described = |folder: &&str| described(Path::new(&dir), folder).map(|(_, image)| image);
-    folders.iter().map(described).collect()
+    let dir = Path::new(&dir).join(within);
+    folders.iter().map(|folder| described(&dir, folder).map(|(_, image)| image)).collect()
 }
 
-/// Builds all images of the binaries in `bin` into `dir`, for [`ready`]; those that are there
-/// and made of the same files stay.
+/// How images become other ones: their labels tell of other sources.
+fn update(output: &Path) -> Result<Options> {
+    let mut options = Options::new(output)?;
+    options.tag = Some("update".to_owned());
+    options.source.revision = Some("another".to_owned());
+    Ok(options)
+}
+
+/// Builds all images of the binaries in `bin` into `dir`, for [`ready`] and [`updates`]; those that
+/// are there and made of the same files stay.
 pub async fn prepare(bin: &Path, dir: &Path) -> Result<()> {
-    let mut options = Options::new(dir)?;
-    let folders = names(&options.folder)?;
-    for folder in &folders {
-        let fresh = fingerprint(bin, folder)?;
-        let old = described(dir, folder).ok();
+    prepare_as(Options::new(dir)?, names(&folder())?, bin).await?;
+    let updated = UPDATED.map(str::to_owned).to_vec();
+    prepare_as(update(&dir.join(UPDATES))?, updated, bin).await
+}
+
+async fn prepare_as(mut options: Options, folders: Vec<String>, bin: &Path) -> Result<()> {
+    let dir = options.output.clone();
+    for folder in folders {
+        let fresh = fingerprint(bin, &folder)?;
+        let old = described(&dir, &folder).ok();
         if !old.is_some_and(|(made_of, image)| made_of == fresh && image.archive.is_file()) {
-            options.names.push(folder.clone());
+            options.names.push(folder);
         }
     }
     if options.names.is_empty() {
@@ -188,7 +213,7 @@ pub async fn prepare(bin: &Path, dir: &Path) -> Result<()> {
     options.binaries = Some(bin.to_owned());
     for (folder, image) in options.names.iter().zip(build(&options).await?) {
         let text = serde_json::to_string(&(fingerprint(bin, folder)?, image))?;
-        fs::write(description(dir, folder), text)?;
+        fs::write(description(&dir, folder), text)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A pod that others cannot reach on one of its ports: packets get lost, nothing is refused.
+//! A pod that others cannot reach on one of its ports.
 
 use std::path::PathBuf;
 
@@ -7,19 +7,28 @@ use anyhow::{Context, Result};
 use super::{Cluster, Pod};
 use crate::packages;
 
+/// What becomes of packets to a port that is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// They get lost: whoever sends them waits.
+    Lost,
+    /// They are refused at once, also those of connections that are open.
+    Refused,
+}
+
 /// A rule in the network of one pod. It stays until it is healed, or goes with the pod.
 #[derive(Debug)]
 pub struct Partition {
     pid: String,
     port: u16,
+    cut: Cut,
     nsenter: PathBuf,
     iptables: PathBuf,
 }
 
 impl Cluster {
-    /// Lets packets to a port of a pod get lost. Its other ports, its probes and what it asks
-    /// others are as before.
-    pub async fn cut(&self, pod: &Pod, port: u16) -> Result<Partition> {
+    /// Cuts a port of a pod off. Its other ports, its probes and what it asks others are as before.
+    pub async fn cut(&self, pod: &Pod, port: u16, cut: Cut) -> Result<Partition> {
         let first = pod.containers.iter().find(|container| !container.id.is_empty());
         let id = &first.with_context(|| format!("{} does not run", pod.summary()))?.id;
         let list = self.ground.containerd.ctr(&self.ground.machine, &["tasks", "list"]).await?;
@@ -29,6 +38,7 @@ impl Cluster {
         let partition = Partition {
             pid: pid.with_context(|| format!("container {id} is no task: {list}"))?,
             port,
+            cut,
             nsenter: packages::program("nsenter", "util-linux").await?,
             iptables: packages::program("iptables", "iptables").await?,
         };
@@ -42,12 +52,17 @@ impl Cluster {
     }
 
     async fn rule(&self, verb: &str, partition: &Partition) -> Result<()> {
-        let Partition { pid, port, nsenter, iptables } = partition;
+        let Partition { pid, port, cut, nsenter, iptables } = partition;
         let (target, port) = (format!("--target={pid}"), port.to_string());
         let iptables = iptables.display().to_string();
-        let rule = ["INPUT", "--protocol", "tcp", "--dport", &port, "--jump", "DROP"];
+        let jump: &[&str] = match cut {
+            Cut::Lost => &["DROP"],
+            Cut::Refused => &["REJECT", "--reject-with", "tcp-reset"],
+        };
+        let rule = ["INPUT", "--protocol", "tcp", "--dport", &port, "--jump"];
         let enter = [&target, "--net", "--", &iptables, "--wait", verb];
-        self.ground.machine.run(nsenter, &[&enter[..], &rule[..]].concat()).await?;
+        let arguments = [&enter[..], &rule[..], jump].concat();
+        self.ground.machine.run(nsenter, &arguments).await?;
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 //! with mutual TLS and HyperShift's names for the certificates.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -119,10 +120,10 @@ impl Hosted {
     }
 
     /// The Deployment before anything is encrypted, for after [`secure_etcd`](Self::secure_etcd).
-    /// etcd is compacted each five seconds, so that a census can end; a pod that is told to end
-    /// serves on for 15 s in the place of 70 s; and kube-apiserver looks at its
+    /// etcd is compacted every two seconds, so that a census can end; a pod that is told to end
+    /// serves on for `delay` in the place of 70 s; and kube-apiserver looks at its
     /// EncryptionConfiguration every 3 s. Once a minute it does so in `hosted::cli_inject`.
-    pub fn bare_for_operator(&self) -> Result<Value> {
+    pub fn bare_for_operator(&self, delay: Duration) -> Result<Value> {
         let mut deployment = self.bare();
         let args = deployment.pointer_mut("/spec/template/spec/containers/0/args");
         let args = args.and_then(Value::as_array_mut).context("kube-apiserver has no flags")?;
@@ -131,10 +132,10 @@ impl Hosted {
             if text.starts_with("--etcd-servers=") {
                 *flag = format!("--etcd-servers=http://{PLAIN}:2379").into();
             } else if text.starts_with("--shutdown-delay-duration=") {
-                *flag = "--shutdown-delay-duration=15s".into();
+                *flag = format!("--shutdown-delay-duration={}s", delay.as_secs()).into();
             }
         }
-        args.push("--etcd-compaction-interval=5s".into());
+        args.push("--etcd-compaction-interval=2s".into());
         deployment["spec"]["template"]["spec"]["containers"][0]["env"] =
             json!([{"name": golang::CONFIG_POLL, "value": "3s"}]);
         Ok(deployment)

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use hyper::Method;
@@ -28,6 +29,11 @@ const CRDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/crds");
 const POLL: &str = "2s";
 /// So far apart are the two counts of a census, in the place of minutes.
 const CENSUS_APART: &str = "2s";
+/// An ending kube-apiserver serves on for so long: on a busy machine it takes a while until no
+/// request is led to it any more.
+const DELAY: Duration = Duration::from_secs(30);
+/// The same where nobody leads requests to whoever is ready.
+const UNBALANCED_DELAY: Duration = Duration::from_secs(5);
 
 impl Management {
     /// A cluster with the operator on it, as it is shipped: two of them.
@@ -105,8 +111,17 @@ impl Managed {
         Self::start_in(&format!("{CLUSTERS}-{name}"), name).await
     }
 
+    /// The same for those whose load is on the pods themselves, none of which ends under it.
+    pub async fn start_unbalanced(name: &str) -> Result<Self> {
+        Self::start_with(&format!("{CLUSTERS}-{name}"), name, UNBALANCED_DELAY).await
+    }
+
     /// The same in another namespace; `name` is that of its SecretEncryption.
     pub async fn start_in(namespace: &str, name: &str) -> Result<Self> {
+        Self::start_with(namespace, name, DELAY).await
+    }
+
+    async fn start_with(namespace: &str, name: &str, delay: Duration) -> Result<Self> {
         let management = Management::shared().await?;
         let before = management.leaving().remove(namespace);
         if let Some(before) = before {
@@ -118,12 +133,12 @@ impl Managed {
         std::fs::create_dir_all(&dir)?;
         let plane = (namespace.to_owned(), name.to_owned());
         let managed = Self { dir, plane, hosted, management };
-        managed.prepare().await?;
+        managed.prepare(delay).await?;
         Ok(managed)
     }
 
     /// What HyperShift would have made by now.
-    async fn prepare(&self) -> Result<()> {
+    async fn prepare(&self, delay: Duration) -> Result<()> {
         let hosted = &self.hosted;
         hosted.secure_etcd().await?;
         for (secret, host) in [
@@ -133,7 +148,7 @@ impl Managed {
             let kubeconfig = [("kubeconfig", hosted.kubeconfig_at(host))];
             hosted.put_secret(secret, &kubeconfig).await?;
         }
-        hosted.roll_out_as(&hosted.bare_for_operator()?).await?;
+        hosted.roll_out_as(&hosted.bare_for_operator(delay)?).await?;
         hosted.wait_usable().await
     }
 

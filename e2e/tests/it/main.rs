@@ -49,7 +49,10 @@ mod planes {
     mod shim_rotation;
     mod shim_storm;
     mod vault_faults;
-    mod vendor_matrix;
+
+    mod long {
+        mod vendor_matrix;
+    }
 }
 
 mod full {

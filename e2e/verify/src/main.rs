@@ -1,7 +1,7 @@
 //! `cargo verify`: proves every promise, and installs what that takes.
 //!
-//! Formatting, lints, one build of everything, what the tests need from outside, then the
-//! tests. What there is to build and to test is asked of cargo and of the test executables; no
+//! Formatting, one build of everything, what the tests need from outside, then the tests, and
+//! lints beside them. What there is to build and to test is asked of cargo and of the test executables; no
 //! list is kept here. An end-to-end test runs alone in its process, and its module path says
 //! what it takes, so never more is begun than the machine bears (`schedule`). `--all` adds
 //! what users get: release builds, full sizes, the long ways, the oldest Rust and the FIPS
@@ -84,6 +84,7 @@ fn main() -> ExitCode {
 }
 
 /// Why a run came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Done,
     Late,
@@ -107,29 +108,11 @@ async fn verify(arguments: &Arguments) -> Result<ExitCode> {
     }
     let deadline = arguments.deadline.map_or(if arguments.all { 160 } else { 80 }, Into::into);
     let _crowd = arguments.crowd.then(|| Crowd::start(cores())).transpose()?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let end = tokio::select! {
-        () = stages.run() => End::Done,
-        never = runner.heartbeat() => match never {},
-        () = tokio::time::sleep(Duration::from_secs(60 * u64::from(deadline))) => End::Late,
-        _ = interrupt.recv() => End::Interrupted,
-        _ = terminate.recv() => End::Interrupted,
-    };
-    match end {
-        End::Done if runner.is_empty() => {
-            let hint = "no step and no test has that in its name; --list prints them all";
-            return Ok(command::bad_usage(hint));
-        }
-        End::Done => {}
-        End::Late => {
-            runner.say(&format!("the run may take {deadline} minutes: ending what still runs"));
-            runner.interrupt("the whole run had no time left").await;
-        }
-        End::Interrupted => {
-            runner.say("interrupted: ending what still runs");
-            runner.interrupt("interrupted").await;
-        }
+    let limit = Duration::from_secs(60 * u64::from(deadline));
+    let end = supervise(stages.run(), &runner, limit).await?;
+    if end == End::Done && runner.is_empty() {
+        let hint = "no step and no test has that in its name; --list prints them all";
+        return Ok(command::bad_usage(hint));
     }
     let good = report::summary(&runner, arguments.output)?;
     Ok(match (end, good) {
@@ -137,6 +120,32 @@ async fn verify(arguments: &Arguments) -> Result<ExitCode> {
         (End::Done, true) => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     })
+}
+
+/// Runs it until it is done, or there is a reason to end it: what still runs then has failed.
+async fn supervise(run: impl Future<Output = ()>, runner: &Runner, limit: Duration) -> Result<End> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let end = tokio::select! {
+        () = run => End::Done,
+        never = runner.heartbeat() => match never {},
+        () = tokio::time::sleep(limit) => End::Late,
+        _ = interrupt.recv() => End::Interrupted,
+        _ = terminate.recv() => End::Interrupted,
+    };
+    match end {
+        End::Done => {}
+        End::Late => {
+            let minutes = limit.as_secs() / 60;
+            runner.say(&format!("the run may take {minutes} minutes: ending what still runs"));
+            runner.interrupt("the whole run had no time left").await;
+        }
+        End::Interrupted => {
+            runner.say("interrupted: ending what still runs");
+            runner.interrupt("interrupted").await;
+        }
+    }
+    Ok(end)
 }
 
 /// How much runs at once where it is work and not waiting.

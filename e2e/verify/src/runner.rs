@@ -59,6 +59,8 @@ struct State {
     running: BTreeMap<String, (Instant, PathBuf)>,
     last_news: Option<Instant>,
     outcomes: Vec<Outcome>,
+    /// How often each log's name was taken.
+    logs: BTreeMap<String, usize>,
 }
 
 impl Runner {
@@ -80,12 +82,12 @@ impl Runner {
     /// Runs a step to its end and returns its output (see [`Step::capture`]); `None` if it failed.
     pub(crate) async fn run(&self, step: Step) -> Option<String> {
         let name = step.name.clone();
-        let log = self.logs.join(file_name(&name));
-        let number = {
+        let (number, log) = {
             let mut state = self.state();
             state.count += 1;
+            let log = self.logs.join(state.log_name(&name));
             state.running.insert(name.clone(), (Instant::now(), log.clone()));
-            state.count
+            (state.count, log)
         };
         self.say(&format!("start   {name}"));
         let begin = Instant::now();
@@ -163,7 +165,8 @@ impl Runner {
             eprintln!("{}", shown(outcome));
         }
         let mut state = self.state();
-        for outcome in state.outcomes.iter_mut().filter(|outcome| outcome.step == name) {
+        let is_failed = |outcome: &&mut Outcome| outcome.step == name && outcome.counts.failed > 0;
+        for outcome in state.outcomes.iter_mut().filter(is_failed) {
             let Counts { passed, failed } = outcome.counts;
             outcome.counts = Counts { passed: passed + failed, failed: 0 };
             outcome.flaky = true;
@@ -250,6 +253,16 @@ impl Runner {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// A log has one run in it: a verdict must not be of an earlier one.
+    fn log_name(&mut self, step: &str) -> String {
+        let name = file_name(step);
+        let run = self.logs.entry(name.clone()).or_default();
+        *run += 1;
+        if *run == 1 { format!("{name}.log") } else { format!("{name}.{run}.log") }
     }
 }
 
@@ -354,11 +367,9 @@ fn last_line(log: &Path) -> Option<String> {
     Some(line.chars().take(100).collect())
 }
 
-/// A step's name as a file's.
+/// A step's name as a file's, without its end.
 fn file_name(step: &str) -> String {
-    let safe: String =
-        step.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
-    format!("{safe}.log")
+    step.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect()
 }
 
 #[cfg(test)]

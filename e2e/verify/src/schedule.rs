@@ -46,7 +46,7 @@ impl Takes {
             Self::Light | Self::Plane => 1,
             Self::Planes | Self::Threads => 2,
             Self::Hosted => 3,
-            Self::Managed => 4,
+            Self::Managed => 5,
             Self::Machine => capacity,
         };
         weight.min(capacity)
@@ -58,6 +58,8 @@ pub(crate) struct Job<'a> {
     pub(crate) takes: Takes,
     /// Whether it begins before others that take as much.
     pub(crate) is_long: bool,
+    /// Whether what it needs is there; asked again whenever another one has ended.
+    pub(crate) may_begin: Box<dyn Fn() -> bool + 'a>,
     pub(crate) work: Pin<Box<dyn Future<Output = ()> + 'a>>,
 }
 
@@ -102,7 +104,8 @@ pub(crate) async fn run(mut jobs: Vec<Job<'_>>, capacity: usize) {
 /// The first that fits. What takes the machine waits until nothing else is left.
 fn next<'a>(waiting: &RefCell<VecDeque<Job<'a>>>, free: usize, capacity: usize) -> Option<Job<'a>> {
     let mut waiting = waiting.borrow_mut();
-    let index = waiting.iter().position(|job| job.takes.weight(capacity) <= free)?;
+    let fits = |job: &Job<'_>| job.takes.weight(capacity) <= free && (job.may_begin)();
+    let index = waiting.iter().position(fits)?;
     waiting.remove(index)
 }
 
@@ -119,6 +122,10 @@ mod tests {
         assert_eq!(Takes::of("somewhere::a_test"), Takes::Machine);
     }
 
+    fn job<'a>(takes: Takes, work: Pin<Box<dyn Future<Output = ()> + 'a>>) -> Job<'a> {
+        Job { takes, is_long: false, may_begin: Box::new(|| true), work }
+    }
+
     /// Runs jobs that each last a moment; tells the highest weight that ran at once, and the
     /// order in which they began.
     fn observe(kinds: &[Takes], capacity: usize) -> (usize, Vec<Takes>) {
@@ -133,7 +140,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 load.set(load.get() - takes.weight(capacity));
             });
-            Job { takes, is_long: false, work: work as Pin<Box<dyn Future<Output = ()> + '_>> }
+            job(takes, work)
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let jobs: Vec<Job<'_>> = jobs.collect();
@@ -157,10 +164,37 @@ mod tests {
     }
 
     #[test]
+    fn what_is_prepared_keeps_only_those_waiting_that_need_it() {
+        let (ready, order) = (Cell::new(false), RefCell::new(Vec::new()));
+        let (ready, order) = (&ready, &order);
+        let sleep = |seconds| tokio::time::sleep(Duration::from_secs(seconds));
+        let named = |name: &'static str, takes| {
+            let work = Box::pin(async move {
+                order.borrow_mut().push(name);
+                sleep(1).await;
+            });
+            job(takes, work)
+        };
+        let mut needy = named("needy", Takes::Managed);
+        needy.may_begin = Box::new(|| ready.get());
+        let prepare = Box::pin(async {
+            sleep(10).await;
+            ready.set(true);
+        });
+        let jobs = vec![needy, named("other", Takes::Light), job(Takes::Managed, prepare)];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            tokio::time::pause();
+            run(jobs, 10).await;
+        });
+        assert_eq!(*order.borrow(), ["other", "needy"]);
+    }
+
+    #[test]
     fn lighter_ones_pass_what_does_not_fit_yet() {
         use Takes::{Hosted, Managed, Plane};
-        let (peak, order) = observe(&[Plane, Hosted, Managed, Hosted, Plane], 5);
-        assert_eq!(peak, 5);
+        let (peak, order) = observe(&[Plane, Hosted, Managed, Hosted, Plane], 6);
+        assert_eq!(peak, 6);
         assert_eq!(order[..2], [Managed, Plane], "{order:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! The stages of a run: checks, one build, what comes from outside, tests.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use sidekey_verify::{BIN_DIR, IMAGE_DIR};
 
 use crate::outcome::{Counting, Outcome};
 use crate::runner::{Runner, Step};
-use crate::schedule::{self, Job};
+use crate::schedule::{self, Job, Takes};
 use crate::suite::{self, Executable, Test};
 use crate::variants::oldest_step;
 use crate::verdict;
@@ -26,6 +27,10 @@ const PREPARER: &str = "prepare";
 
 /// A build that takes longer hangs.
 const BUILD_LIMIT: Duration = Duration::from_secs(45 * 60);
+
+/// The same for what is fetched and built before the first test. With empty caches that is more
+/// than any other build; how long the rest of the run may take then, its deadline says.
+const PREPARE_LIMIT: Duration = Duration::from_secs(70 * 60);
 
 /// A test that takes longer hangs.
 pub(crate) const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
@@ -88,21 +93,39 @@ impl Stages<'_> {
             None if self.all => self.release().await,
             None => Some(None),
         };
-        let needs_more = tests.iter().any(|test| test.needs_servers);
-        let ready = match released {
-            Some(directory) if needs_more => {
-                self.prepare(&built.preparer, directory.as_deref()).await
-            }
-            other => other.is_some(),
+        let proofs = async {
+            self.prove(&tests, &built.preparer, released).await;
+            self.fips(&built.executables).await;
         };
-        for _ in 0..self.times {
-            self.run_tests(&tests, ready).await;
+        match self.only {
+            // Nobody waits for its answer.
+            None => drop(tokio::join!(proofs, self.lint())),
+            Some(_) => proofs.await,
         }
-        self.fips(&built.executables).await;
         if !self.all && self.times == 1 {
             self.check_costs();
         }
         self.second_chance(&tests).await;
+    }
+
+    /// Runs the tests. Those that need what is prepared wait for it, others run beside it.
+    /// `released` says where the release binaries are, if there are any and all were built.
+    async fn prove(self, tests: &[Test], preparer: &Path, released: Option<Option<PathBuf>>) {
+        let needs_more = tests.iter().any(|test| test.needs_servers);
+        let ready = Cell::new(None);
+        let prepare = Box::pin(async {
+            ready.set(Some(match released {
+                Some(directory) if needs_more => self.prepare(preparer, directory.as_deref()).await,
+                other => other.is_some(),
+            }));
+        });
+        // The first of the heaviest, so that it begins before all others.
+        let takes = Takes::Managed;
+        let mut first =
+            Some(Job { takes, is_long: true, may_begin: Box::new(|| true), work: prepare });
+        for _ in 0..self.times {
+            self.run_tests(tests, &ready, first.take()).await;
+        }
     }
 
     /// Nothing, if checks were all that was asked for, or the build failed.
@@ -137,7 +160,7 @@ impl Stages<'_> {
         self.only.is_none_or(|part| name.contains(part))
     }
 
-    /// Formatting, lints, and with `--all` each crate alone: a build of the workspace unifies
+    /// Formatting, lints if they alone are asked for, and with `--all` each crate alone: a build of the workspace unifies
     /// features, and so hides a missing one.
     async fn checks(self) {
         if self.chosen(FORMAT) {
@@ -146,12 +169,8 @@ impl Stages<'_> {
             self.with_component("fmt", "rustfmt").await;
             self.step(FORMAT, command, false).await;
         }
-        if self.chosen(LINT) {
-            let mut command = cargo();
-            command.args(["clippy", "--locked", "--workspace", "--all-targets"]);
-            command.args(["--", "-D", "warnings"]);
-            self.with_component("clippy", "clippy").await;
-            self.step(LINT, command, false).await;
+        if self.only.is_some() && self.chosen(LINT) {
+            self.lint().await;
         }
         for member in self.workspace.libraries().filter(|_| self.all) {
             let name = alone_step(&member.name);
@@ -164,6 +183,15 @@ impl Stages<'_> {
         if self.all {
             self.oldest_rust().await;
         }
+    }
+
+    /// Has what time the tests leave.
+    async fn lint(self) {
+        let mut command = cargo();
+        command.args(["clippy", "--locked", "--workspace", "--all-targets"]);
+        command.args(["--", "-D", "warnings"]);
+        self.with_component("clippy", "clippy").await;
+        self.step(LINT, nice(&command), false).await;
     }
 
     /// Installs a part of the toolchain where it is missing and rustup can help.
@@ -257,7 +285,10 @@ impl Stages<'_> {
         if released.is_some() {
             command.arg("--shipped");
         }
-        self.step(PREPARE, command, false).await.is_some()
+        if self.all {
+            command.arg("--all");
+        }
+        self.step_within(PREPARE_LIMIT, PREPARE, command, false).await.is_some()
     }
 
     /// Where binaries and images are that tests use. What is shipped and what is built with the
@@ -266,30 +297,47 @@ impl Stages<'_> {
         self.runner.place().join(if self.all { "shipped" } else { "built" })
     }
 
-    pub(crate) async fn step(
+    pub(crate) async fn step(self, name: &str, command: Command, capture: bool) -> Option<String> {
+        self.step_within(BUILD_LIMIT, name, command, capture).await
+    }
+
+    async fn step_within(
         self,
+        limit: Duration,
         name: &str,
         mut command: Command,
         capture: bool,
     ) -> Option<String> {
         command.current_dir(&self.workspace.root);
         let name = name.to_owned();
-        let step = Step { name, command, counting: Counting::One, capture, limit: BUILD_LIMIT };
+        let step = Step { name, command, counting: Counting::One, capture, limit };
         self.runner.run(step).await
     }
 
-    async fn run_tests(self, tests: &[Test], ready: bool) {
-        let mut jobs = Vec::new();
+    /// `ready` says whether what end-to-end tests need is there, once that is known; `first` finds
+    /// it out.
+    async fn run_tests<'a>(
+        self,
+        tests: &'a [Test],
+        ready: &'a Cell<Option<bool>>,
+        first: Option<Job<'a>>,
+    ) where
+        Self: 'a,
+    {
+        let mut jobs = Vec::from_iter(first);
         for test in tests {
-            if test.is_end_to_end && !ready {
-                self.runner.not_run(&test.name, "what it needs was not built");
-                continue;
-            }
             let work = Box::pin(async move {
+                if test.is_end_to_end && ready.get() != Some(true) {
+                    self.runner.not_run(&test.name, "what it needs was not built");
+                    return;
+                }
                 self.runner.run(self.test_step(test, test.name.clone())).await;
             });
             let is_long = test.name.contains("::long::");
-            jobs.push(Job { takes: test.takes, is_long, work });
+            // With `--all` all of them may run what was prepared.
+            let waits = test.needs_servers || self.all;
+            let may_begin = Box::new(move || !waits || ready.get().is_some());
+            jobs.push(Job { takes: test.takes, is_long, may_begin, work });
         }
         schedule::run(jobs, self.capacity).await;
     }
@@ -320,8 +368,12 @@ impl Stages<'_> {
         }
     }
 
-    /// Runs the one test that failed once more, alone, if the machine may be to blame.
+    /// Runs the one test that failed once more, alone, if the machine may be to blame. Whoever has
+    /// tests run many times looks for just that.
     async fn second_chance(self, tests: &[Test]) {
+        if self.times > 1 {
+            return;
+        }
         let Some(outcome) = self.runner.only_failure() else { return };
         let Some(test) = tests.iter().find(|test| test.name == outcome.step) else { return };
         let output = std::fs::read_to_string(&outcome.log).unwrap_or_default();
@@ -345,6 +397,19 @@ fn too_dear(package: &str, outcomes: &[Outcome]) -> Option<(String, f64)> {
     let dearest =
         outcomes.iter().filter(own).max_by(|a, b| a.core_seconds.total_cmp(&b.core_seconds))?;
     (sum > PROVIDER_CORE_SECONDS).then(|| (dearest.step.clone(), sum))
+}
+
+/// The same command, which gives way to all others.
+fn nice(command: &Command) -> Command {
+    let mut nice = Command::new("nice");
+    nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    nice
 }
 
 /// Name of the step that checks a crate alone.
@@ -387,6 +452,8 @@ pub(crate) fn artifacts(output: &str) -> impl Iterator<Item = Artifact> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -406,6 +473,50 @@ mod tests {
         outcomes.push(outcome("x-aws conformance", 2.0));
         assert_eq!(too_dear("x-aws", &outcomes), Some(("x-aws promises".to_owned(), 61.0)));
         assert_eq!(too_dear("x-vault", &outcomes), None);
+    }
+
+    /// A run of a test that is late on a starved machine at first, and good whenever it runs again.
+    async fn run_starved_test(times: usize) -> Vec<Outcome> {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "#!/bin/sh\n\
+            case $* in *--list*) echo 'light::x: test'; exit;; esac\n\
+            if test -e again; then echo 'test result: ok. 1 passed; 0 failed; 0 ignored'; exit; fi\n\
+            touch again; echo 5000 > \"$SIDEKEY_WITNESS\"\n\
+            printf \"thread 'light::x' panicked at e2e/x.rs:1:1:\\nwaited 1 s in vain\\n\\n\"\n\
+            printf 'failures:\\n    light::x\\n\\ntest result: FAILED. 0 passed; 1 failed; 0 ignored\\n'\n\
+            exit 101\n";
+        let path = dir.path().join("it-1");
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let executable = Executable {
+            package: "sidekey-e2e".to_owned(),
+            target: "it".to_owned(),
+            path,
+            folder: dir.path().to_owned(),
+            is_end_to_end: true,
+            needs_servers: true,
+        };
+        let tests = executable.tests(false, |_| true).unwrap();
+        let workspace = Workspace::load().unwrap();
+        let runner = Runner::new(dir.path().join("verify")).unwrap();
+        let (workspace, runner) = (&workspace, &runner);
+        let stages = Stages { workspace, runner, all: false, only: None, times, capacity: 10 };
+        for _ in 0..times {
+            stages.run_tests(&tests, &Cell::new(Some(true)), None).await;
+        }
+        stages.second_chance(&tests).await;
+        runner.outcomes()
+    }
+
+    #[tokio::test]
+    async fn a_starved_test_has_a_second_chance_but_not_in_a_run_that_looks_for_such_tests() {
+        let once = run_starved_test(1).await;
+        assert!(once[0].flaky && once[0].counts.failed == 0, "{once:?}");
+        assert_eq!(once.len(), 2, "{once:?}");
+        let twice = run_starved_test(2).await;
+        let failed: Vec<u64> = twice.iter().map(|outcome| outcome.counts.failed).collect();
+        assert_eq!(failed, [1, 0], "{twice:?}");
+        assert!(!twice.iter().any(|outcome| outcome.flaky), "{twice:?}");
     }
 
     #[test]

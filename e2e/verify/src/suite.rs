@@ -12,7 +12,7 @@ use crate::schedule::Takes;
 const THREADS: usize = 2;
 
 /// The same for control planes that the operator manages: they mostly wait.
-const MANAGED_THREADS: usize = 4;
+const MANAGED_THREADS: usize = 5;
 
 /// Where tests begin that only `--all` runs.
 const FULL: &str = "full::";

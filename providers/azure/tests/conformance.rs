@@ -1,26 +1,58 @@
-//! The real binary against the whole conformance suite, on a fake of Azure: no Key Vault runs here.
+//! The real binary against the whole conformance suite, on a fake of Azure, or on a real vault if
+//! `SIDEKEY_TEST_AZURE` and what a login needs are set.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(dead_code, reason = "the support is shared by several test files")]
 
 mod support;
 
 use std::convert::Infallible;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
-use sidekey_conformance::{Hook, Plugin, assert_conforms};
+use serde_json::{Value, json};
+use sidekey_conformance::{Hook, Launched, Plugin, assert_conforms, program};
 use sidekey_e2e::fakes::azure::KeyKind;
-use support::{HSM, Stage, VAULT, launched};
+use support::{HSM, Stage, VAULT, binary, quick};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sidekey_azure_conforms_to_kms_v2_with_an_rsa_key() {
-    let plugin = plugin(Stage::with("conformance", VAULT, KeyKind::Rsa(2048)).await).await;
-    assert_conforms(&plugin).await;
+    let stage = Stage::with("conformance", VAULT, KeyKind::Rsa(2048)).await;
+    if let Some(document) = outside(&stage.endpoint(1)) {
+        // Nobody outside rotates or counts for us.
+        let launched = launched(&stage.path("azure.yaml"), &document, &stage.endpoint(1)).await;
+        return assert_conforms(&launched.plugin()).await;
+    }
+    assert_conforms(&plugin(stage).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sidekey_azure_conforms_to_kms_v2_with_an_aes_key_of_a_managed_hsm() {
     let plugin = plugin(Stage::with("conformance-hsm", HSM, KeyKind::Aes).await).await;
     assert_conforms(&plugin).await;
+}
+
+/// A key of a real vault, by its URL, `https://VAULT/keys/NAME`.
+fn outside(endpoint: &str) -> Option<Value> {
+    let variable = |name: &str| std::env::var(format!("SIDEKEY_TEST_AZURE{name}")).ok();
+    let url = variable("")?;
+    let (vault, key) = url.split_once("/keys/").expect("https://VAULT/keys/NAME");
+    Some(quick(&[json!({
+        "id": 1, "type": "azure", "listen": endpoint,
+        "kek": {"vault": vault, "key": key},
+        "credentials": {
+            "tenantId": variable("_TENANT"), "clientId": variable("_CLIENT"),
+            "clientSecretFile": variable("_SECRET_FILE"),
+        },
+    })]))
+}
+
+/// The program that is judged, with a configuration: the release build where that is asked for.
+async fn launched(config: &Path, document: &Value, endpoint: &str) -> Launched {
+    std::fs::write(config, document.to_string()).unwrap();
+    let mut serve = Command::new(program(binary()));
+    serve.arg("--config").arg(config);
+    Launched::start(serve, endpoint.parse().unwrap()).await.unwrap()
 }
 
 /// The stage lives as long as the hooks do.

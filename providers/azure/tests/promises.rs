@@ -10,8 +10,6 @@ mod credentials;
 mod dropin;
 #[path = "promises/faults.rs"]
 mod faults;
-#[path = "promises/given.rs"]
-mod given;
 #[path = "promises/keys.rs"]
 mod keys;
 #[path = "promises/recorded.rs"]

@@ -293,7 +293,7 @@ async fn a_vault_that_is_away_is_not_known_until_it_is_back(
     bao: &mut OpenBao,
 ) -> Result<()> {
     bao.process().kill()?;
-    let said = desk.of_document(&["--timeout", "3s"]).await?;
+    let said = desk.of_document(&["--timeout", "30s"]).await?;
     said.expect(1, "status", "transient", "Unavailable")?;
     let path = desk.file("document.yaml").display().to_string();
     let trial = desk.start(&["-f", &path, "--timeout", "10m"]).await?;

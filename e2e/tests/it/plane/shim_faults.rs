@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use sidekey_core::proto::v2::EncryptResponse;
@@ -26,15 +26,20 @@ use tonic::Code;
 /// Short, so that a test sees the end of it; as long as it must be for these probes.
 const COAST: Duration = Duration::from_secs(7);
 
-/// The coast counts from the provider's last proof, which may be old. But what was answered last,
-/// a probe ago at the most, holds for five seconds.
-const HELD: Duration = Duration::from_secs(4);
-
-/// A foreign plugin's answer is the proof, a probe ago at the most.
-const EXTERNAL_HELD: Duration = Duration::from_secs(6);
+/// The time of a call that may not fail beside an endpoint that is stopped.
+const CALL: Duration = Duration::from_secs(15);
 
 /// Calls of the write key beside those that hang.
 const SERVED: usize = 20;
+
+/// When Status becomes an error.
+#[derive(Clone, Copy, Debug)]
+enum Turns {
+    /// When the coast is over, which counts from the last proof.
+    AfterTheCoast,
+    /// With the first failure, with this code.
+    AtOnce(Code),
+}
 
 /// Key 2 writes and key 1 reads, both through forwarders.
 struct Scene {
@@ -83,19 +88,27 @@ impl Scene {
         self.client.reads(&self.old, b"under key 1").await
     }
 
-    /// The fault is on, and was not when it `began`: Status is ok for as long as it is `held`, and
-    /// then an error with this code; then the fault goes, and Status is what it was. Old data
-    /// reads all the while.
+    /// The fault is on: Status is ok until it turns, and then an error; then the fault goes, and
+    /// Status is what it was. Old data reads all the while.
     async fn status_follows_the_rule(
         &mut self,
         what: &str,
-        began: Instant,
-        (held, code): (Duration, Code),
+        turns: Turns,
         heal: impl AsyncFnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
         let error = first_error(&self.client, &self.new.key_id).await?;
-        let failed_after = began.elapsed();
-        ensure!(failed_after >= held, "{what}: Status failed after {failed_after:?}: {error}");
+        let failed = SystemTime::now();
+        let code = match turns {
+            Turns::AfterTheCoast => {
+                // No proof comes while the fault is on, so it is the one that the coast counts from.
+                let proven = self.shim.key(2).await?["last_success"].take();
+                let proven = proven.as_str().context("key 2 was never proven")?;
+                let after = failed.duration_since(humantime::parse_rfc3339(proven)?)?;
+                ensure!(after >= COAST, "{what}: failed {after:?} after the proof: {error}");
+                Code::Unavailable
+            }
+            Turns::AtOnce(code) => code,
+        };
         ensure!(error.code() == code, "{what}: {error}");
         ensure!(error.message().contains("write key 2"), "{what}: {error}");
         let written = self.client.as_kube_apiserver().encrypt(b"x").await;
@@ -139,16 +152,13 @@ pub(crate) async fn first_error(client: &KmsClient, key_id: &str) -> Result<toni
 #[tokio::test]
 async fn a_killed_or_hung_write_key_turns_status_bad_by_the_rule_and_heals_by_itself() {
     let mut scene = Scene::start("killed").await.unwrap().directly().await.unwrap();
-    let began = Instant::now();
     scene.writer.process().kill().unwrap();
     let restart = async |scene: &mut Scene| scene.writer.restart().await;
-    let coasts = (HELD, Code::Unavailable);
-    scene.status_follows_the_rule("killed", began, coasts, restart).await.unwrap();
+    scene.status_follows_the_rule("killed", Turns::AfterTheCoast, restart).await.unwrap();
 
-    let began = Instant::now();
     scene.writer.process().pause().unwrap();
     let resume = async |scene: &mut Scene| scene.writer.process().resume();
-    scene.status_follows_the_rule("hung", began, coasts, resume).await.unwrap();
+    scene.status_follows_the_rule("hung", Turns::AfterTheCoast, resume).await.unwrap();
 }
 
 #[tokio::test]
@@ -157,14 +167,16 @@ async fn with_one_of_two_endpoints_stopped_no_call_fails_and_status_stays_ok() {
     let mut first = LocalPlugin::start(&scratch, "first").await.unwrap();
     let second = LocalPlugin::with_key_file(&scratch, "second", first.key_file()).await.unwrap();
     let key = ShimKey::write(1, first.endpoint()).endpoint(second.endpoint());
-    let shim = Shim::start(&scratch, "shim", &quick(1).key(key)).await.unwrap();
-    let client = KmsClient::connect(&shim.endpoint()).await.unwrap().as_kube_apiserver();
+    // No call may fail here, so that each has more time than a busy machine can take.
+    let config = ShimConfig::new(1).probe("500ms", "5s").coast("12s").key(key);
+    let shim = Shim::start(&scratch, "shim", &config).await.unwrap();
+    let client = KmsClient::connect(&shim.endpoint()).await.unwrap().within(CALL);
     let sealed = client.round_trip(b"before").await.unwrap();
 
     first.process().pause().unwrap();
     // From the first call on, and for longer than the coast.
     let stopped = Instant::now();
-    while stopped.elapsed() < COAST + Duration::from_secs(1) {
+    while stopped.elapsed() < Duration::from_secs(13) {
         assert_eq!(client.decrypt(&sealed).await.unwrap(), "before");
         assert_eq!(client.round_trip(b"meanwhile").await.unwrap().key_id, sealed.key_id);
         assert_eq!(client.status().await.unwrap().key_id, sealed.key_id);
@@ -182,20 +194,16 @@ async fn a_slow_or_failing_write_key_turns_status_bad_by_the_rule_and_heals_by_i
         scene.to_writer.heal();
         Ok(())
     };
-    let coasts = (HELD, Code::Unavailable);
     for (what, fault) in
         [("too slow", Fault::Slow(Duration::from_secs(20))), ("hangs", Fault::Hang)]
     {
-        let began = Instant::now();
         scene.to_writer.inject(fault);
-        scene.status_follows_the_rule(what, began, coasts, heal).await.unwrap();
+        scene.status_follows_the_rule(what, Turns::AfterTheCoast, heal).await.unwrap();
     }
     // What one of our providers answers is passed on as it is: it has coasted already.
     for (what, code) in ANSWERS {
-        let began = Instant::now();
         scene.to_writer.inject(Fault::Fail(code, what.to_owned()));
-        let passed_on = (Duration::ZERO, code);
-        scene.status_follows_the_rule(what, began, passed_on, heal).await.unwrap();
+        scene.status_follows_the_rule(what, Turns::AtOnce(code), heal).await.unwrap();
     }
 }
 
@@ -217,10 +225,8 @@ async fn the_failures_of_a_foreign_plugin_coast() {
         Ok(())
     };
     for (what, code) in ANSWERS {
-        let began = Instant::now();
         scene.to_writer.inject(Fault::Fail(code, what.to_owned()));
-        let coasts = (EXTERNAL_HELD, Code::Unavailable);
-        scene.status_follows_the_rule(what, began, coasts, heal).await.unwrap();
+        scene.status_follows_the_rule(what, Turns::AfterTheCoast, heal).await.unwrap();
     }
 }
 
@@ -242,7 +248,6 @@ async fn another_key_than_the_configured_one_is_never_written_with_and_never_tru
     let mut scene = Scene::start("another").await.unwrap();
     let stranger = LocalPlugin::start(&scene.scratch, "stranger").await.unwrap();
 
-    let began = Instant::now();
     scene.to_writer.lead_to(stranger.socket()).unwrap();
     let refused = scene.client.as_kube_apiserver().encrypt(b"x").await.unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable, "{refused}");
@@ -251,8 +256,8 @@ async fn another_key_than_the_configured_one_is_never_written_with_and_never_tru
         ensure!(error.contains("canary"), "the reason is not told: {error}");
         scene.to_writer.lead_to(scene.writer.socket())
     };
-    let at_once = (Duration::ZERO, Code::FailedPrecondition);
-    scene.status_follows_the_rule("another key writes", began, at_once, back).await.unwrap();
+    let at_once = Turns::AtOnce(Code::FailedPrecondition);
+    scene.status_follows_the_rule("another key writes", at_once, back).await.unwrap();
 
     scene.to_reader.lead_to(stranger.socket()).unwrap();
     a_read_key_with_another_kek_is_told_and_leaves_status_alone(&mut scene).await.unwrap();

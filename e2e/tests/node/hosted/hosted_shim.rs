@@ -105,25 +105,40 @@ async fn status(hosted: &Hosted, more: &[&str]) -> Result<(Option<i32>, Value)> 
     Ok((said.code, json.with_context(|| format!("{} {}", said.stdout, said.stderr))?))
 }
 
+/// The same until the answer is like that: between two states, and on a busy machine, somebody may
+/// have heard nothing yet, or not answer in time.
+async fn wait_status(
+    what: &str,
+    hosted: &Hosted,
+    more: &[&str],
+    judge: impl Fn(Option<i32>, &Value) -> Result<()>,
+) -> Result<()> {
+    eventually(what, PATIENCE, async || {
+        let (code, seen) = status(hosted, more).await?;
+        judge(code, &seen).with_context(|| format!("{code:?} {seen:#}"))
+    })
+    .await
+}
+
 async fn status_asks_every_replica_through_kubelet(hosted: &Hosted, pods: &[Pod]) -> Result<()> {
     let scratch = &hosted.cluster.ground().plane().scratch;
     let hash = hosted.shim_status(&pods[0]).await?["key_id_hash"].clone();
-    let (code, seen) = status(hosted, &[]).await?;
-    ensure!(code == Some(0) && seen["expected"] == 2, "{code:?} {seen:#}");
-    for list in ["shims", "servers"] {
-        let named: BTreeSet<&str> = seen[list]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|r| r["name"].as_str())
-            .collect();
-        let all: BTreeSet<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
-        ensure!(named == all, "{list}: {named:?}, not {all:?}");
-    }
-    for (shim, server) in (0..2).map(|i| (&seen["shims"][i], &seen["servers"][i])) {
-        ensure!(shim["status"]["revision"] == "3" && shim["status"]["writeKey"] == "2", "{shim}");
-        ensure!(server["status"]["announced"]["sidekey"]["keyIdHash"] == hash, "{server}");
-    }
+    let all: BTreeSet<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
+    wait_status("every replica is asked through kubelet", hosted, &[], |code, seen| {
+        ensure!(code == Some(0) && seen["expected"] == 2, "it is not well");
+        for list in ["shims", "servers"] {
+            let listed = seen[list].as_array().into_iter().flatten();
+            let named: BTreeSet<&str> = listed.filter_map(|one| one["name"].as_str()).collect();
+            ensure!(named == all, "{list}: {named:?}, not {all:?}");
+        }
+        for (shim, server) in (0..2).map(|i| (&seen["shims"][i], &seen["servers"][i])) {
+            let shim = &shim["status"];
+            ensure!(shim["revision"] == "3" && shim["writeKey"] == "2", "{shim}");
+            ensure!(server["status"]["announced"]["sidekey"]["keyIdHash"] == hash, "{server}");
+        }
+        Ok(())
+    })
+    .await?;
     // The same with mutual TLS to the port on the pod's address.
     let kubeconfig: Value =
         serde_json::from_slice(&std::fs::read(scratch.path().join("hosted.kubeconfig"))?)?;
@@ -144,17 +159,22 @@ async fn status_asks_every_replica_through_kubelet(hosted: &Hosted, pods: &[Pod]
         "--key",
         &files[2],
     ];
-    let (code, seen) = status(hosted, &more).await?;
-    ensure!(
-        code == Some(0) && seen["shims"][1]["status"]["keyIdHash"] == hash,
-        "{code:?} {seen:#}"
-    );
+    wait_status("shims are asked over TLS", hosted, &more, |code, seen| {
+        let told = &seen["shims"][1]["status"]["keyIdHash"];
+        ensure!(code == Some(0) && *told == hash, "it tells {told}");
+        Ok(())
+    })
+    .await?;
     // A port on which nobody listens: named with kubelet's reason, and nobody is dropped.
-    let (code, seen) = status(hosted, &["--shim-port", "8099"]).await?;
-    let silent = seen["silent"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let refused = silent.iter().all(|line| line.as_str().is_some_and(|l| l.contains("refused")));
-    ensure!(code == Some(1) && silent.len() == 2 && refused, "{code:?} {seen:#}");
-    Ok(())
+    let nobody = ["--shim-port", "8099"];
+    wait_status("who does not answer is named", hosted, &nobody, |code, seen| {
+        let silent = seen["silent"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let refused =
+            silent.iter().all(|line| line.as_str().is_some_and(|l| l.contains("refused")));
+        ensure!(code == Some(1) && silent.len() == 2 && refused, "silent: {silent:?}");
+        Ok(())
+    })
+    .await
 }
 
 async fn a_new_token_of_the_minter_is_taken_over(
@@ -248,12 +268,15 @@ async fn an_ending_kube_apiserver_reads_what_its_successor_writes(
     let ending = hosted.cluster.client().pod(NAMESPACE, &pods[0].name).await?;
     ensure!(ending.ending, "{} is not ending", ending.summary());
     // It still serves: it is asked, and counts for no other.
-    let (_, seen) = status(hosted, &[]).await?;
-    let shims = seen["shims"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let asked = shims.iter().find(|shim| shim["name"] == ending.name.as_str());
-    let asked = asked.with_context(|| format!("it is not in {seen:#}"))?;
-    ensure!(asked["ending"] == true && asked["status"]["revision"] == "3", "{asked}");
-    ensure!(shims.len() == 3, "{seen:#}");
+    wait_status("the ending one is asked too", hosted, &[], |_, seen| {
+        let shims = seen["shims"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let asked = shims.iter().find(|shim| shim["name"] == ending.name.as_str());
+        let asked = asked.context("it is not there")?;
+        ensure!(asked["ending"] == true && asked["status"]["revision"] == "3", "{asked}");
+        ensure!(shims.len() == 3, "there are {}", shims.len());
+        Ok(())
+    })
+    .await?;
     let data = hosted.server(&ending)?.read(Kind::Secret, "default", "successor").await?;
     ensure!(data["word"] == "new", "{BROKEN}{data:?}");
     Ok(())

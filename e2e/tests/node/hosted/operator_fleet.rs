@@ -30,7 +30,8 @@ const WHOLE_EVERY: Duration = Duration::from_secs(300);
 /// Polls to let end what was under way, and again to count over.
 const ROUNDS: u64 = 2;
 
-#[tokio::test]
+/// The simulated shims must not wait for each other, as real ones do not.
+#[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_hosted_clusters_are_looked_after_in_little_memory_and_without_writes() {
     let [idle, busy] = looked_after("op-fleet", 100, 20, "8s").await;
     // How much that is all together depends on the build, and is for `full` to tell.
@@ -81,26 +82,55 @@ async fn nothing_is_written_and_little_read(fleet: &mut Fleet, clusters: usize) 
     let polls = ROUNDS * u64::try_from(clusters)?;
     // What was under way is over by then.
     fleet.wait_asked(polls).await?;
-    let (before, begun, since) = (fleet.requests().await?, fleet.shims_asked(), Instant::now());
-    fleet.wait_asked(polls).await?;
-    let (after, ended, time) = (fleet.requests().await?, fleet.shims_asked(), since.elapsed());
-    let changed = difference(&before, &after);
-    for (what, more) in &changed {
+    let mut seen = Window::watch(fleet, polls).await?;
+    if !seen.written().1.is_empty() {
+        // On a busy machine something was still under way: what goes on in steady state is seen
+        // again.
+        println!("also written at first, and looked for once more: {:?}", seen.written().1);
+        seen = Window::watch(fleet, polls).await?;
+    }
+    for (what, more) in &seen.changed {
         println!("in steady state: {more} times {what}");
     }
-    let is_write = |what: &str| ["GET", "LIST", "WATCH"].iter().all(|verb| !what.starts_with(verb));
-    let written = changed.iter().filter(|(what, _)| is_write(what));
-    let own = |what: &str| SERVERS_OWN.iter().any(|resource| what.contains(resource));
-    let (own, others): (BTreeMap<_, _>, BTreeMap<_, _>) = written.partition(|(what, _)| own(what));
+    let (own, others) = seen.written();
     ensure!(own.keys().any(|what| what.contains("leases")), "not even a lease was written");
     ensure!(others.is_empty(), "also written: {others:?}");
-    let read: f64 = changed.iter().filter(|(what, _)| !is_write(what)).map(|(_, more)| more).sum();
-    let polls = u32::try_from(ended - begun).map(f64::from)?;
-    let whole = count(clusters) * time.as_secs_f64() / WHOLE_EVERY.as_secs_f64();
+    let reads = seen.changed.iter().filter(|(what, _)| !is_write(what));
+    let read: f64 = reads.map(|(_, more)| more).sum();
+    let polls = seen.polls;
+    let whole = count(clusters) * seen.time.as_secs_f64() / WHOLE_EVERY.as_secs_f64();
     println!("{:.2} requests for each control plane and poll", read / polls);
     let most = polls * LOOK + whole * WHOLE_LOOK;
     ensure!(read <= most, "{read} requests, at most {most}, while shims were asked {polls} times");
     Ok(())
+}
+
+/// What kube-apiserver has counted while shims were asked.
+struct Window {
+    changed: BTreeMap<String, f64>,
+    polls: f64,
+    time: Duration,
+}
+
+impl Window {
+    async fn watch(fleet: &mut Fleet, polls: u64) -> Result<Self> {
+        let (before, begun, since) = (fleet.requests().await?, fleet.shims_asked(), Instant::now());
+        fleet.wait_asked(polls).await?;
+        let (after, ended, time) = (fleet.requests().await?, fleet.shims_asked(), since.elapsed());
+        let polls = u32::try_from(ended - begun).map(f64::from)?;
+        Ok(Self { changed: difference(&before, &after), polls, time })
+    }
+
+    /// What was written: the API server's own, and everything else.
+    fn written(&self) -> (BTreeMap<&str, f64>, BTreeMap<&str, f64>) {
+        let changed = self.changed.iter().map(|(what, more)| (what.as_str(), *more));
+        let written = changed.filter(|(what, _)| is_write(what));
+        written.partition(|(what, _)| SERVERS_OWN.iter().any(|resource| what.contains(resource)))
+    }
+}
+
+fn is_write(what: &str) -> bool {
+    ["GET", "LIST", "WATCH"].iter().all(|verb| !what.starts_with(verb))
 }
 
 fn difference(

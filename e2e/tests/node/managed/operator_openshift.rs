@@ -1,6 +1,6 @@
 //! Promise: editing OpenShift's APIServer is all it takes too: what is in clear is encrypted by a KMS,
-//! in two phases by kube-apiserver's own reload, with no failed request; what is wrong is told on the
-//! APIServer, and so is what is so.
+//! in two phases by kube-apiserver's own reload, with no failed request; a new image is one rolling
+//! update; what is wrong is told on the APIServer, and so is what is so.
 //!
 //! kube-apiservers are pods of a Deployment in the namespace that OpenShift has for them; its own
 //! operators, which would make static pods of them, are not here.
@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use hyper::Method;
 use serde_json::{Value, json};
 use sidekey_e2e::operator::{BETWEEN_STEPS, Managed, ROTATION, VaultKey, condition, run};
-use sidekey_e2e::wait::LONG_PATIENCE;
-use sidekey_e2e::{Kind, Load};
+use sidekey_e2e::wait::{LONG_PATIENCE, eventually};
+use sidekey_e2e::{Kind, Load, Stored};
 use tokio::sync::{Mutex, MutexGuard};
 
 const PATH: &str = "/apis/config.openshift.io/v1/apiservers/cluster";
@@ -36,9 +36,10 @@ async fn scene() {
     load.more(BETWEEN_STEPS).await.unwrap();
     scene.everything_is("").await.unwrap();
     scene.becomes_vault(&load).await.unwrap();
+    scene.a_new_image_is_one_rolling_update(&load).await.unwrap();
     scene.a_missing_reference_is_named_on_the_api_server(&load).await.unwrap();
     let report = load.stop().await.unwrap().without_failures().unwrap();
-    println!("throughout one change, through the balancer: {report}");
+    println!("throughout one change and a new image, through the balancer: {report}");
 }
 
 impl Scene {
@@ -57,9 +58,14 @@ impl Scene {
         self.becomes(&kms, "vault", "k8s:enc:kms:v2:", load).await
     }
 
+    /// Where the pods differ from OpenShift's.
+    fn settings() -> Value {
+        json!({"controlPlane": {"selector": {"app": "kube-apiserver"}}})
+    }
+
     /// An APIServer that encrypts nothing, and says where the pods differ from OpenShift's.
     async fn hand_over(&self) -> Result<()> {
-        let settings = json!({"controlPlane": {"selector": {"app": "kube-apiserver"}}});
+        let settings = Self::settings();
         let server = json!({
             "apiVersion": "config.openshift.io/v1", "kind": "APIServer",
             "metadata": {"name": "cluster", "annotations": {
@@ -68,6 +74,38 @@ impl Scene {
             "spec": {"audit": {"profile": "Default"}, "encryption": {"type": "identity"}},
         });
         self.managed.hosted.cluster.client().apply(&server).await.map(drop)
+    }
+
+    /// The same image under another name: the pods are new, the data and the key are the same.
+    async fn a_new_image_is_one_rolling_update(&self, load: &Load) -> Result<()> {
+        let (managed, hosted) = (&self.managed, &self.managed.hosted);
+        let [_, shim] = hosted.images();
+        let other = "localhost/sidekey-shim:another";
+        hosted.cluster.ground().tag_image(shim, other).await?;
+        let before = managed.rollouts().await?;
+        let key = managed.encryption().await?["status"]["activeKey"]["id"].take();
+        let key = key.as_u64().context("no key writes")?;
+        let mut settings = Self::settings();
+        settings["images"] = json!({"shim": other});
+        let annotations = json!({"sidekey.dev/settings": settings.to_string()});
+        let client = hosted.cluster.client();
+        client.merge(PATH, &json!({"metadata": {"annotations": annotations}})).await?;
+        eventually("every pod has the new image", LONG_PATIENCE, async || {
+            let pods = client.wait_deployment(managed.namespace(), "kube-apiserver").await?;
+            let old = pods.iter().find(|pod| !pod.object["spec"].to_string().contains(other));
+            ensure!(old.is_none(), "{:?}", old.map(|pod| pod.summary()));
+            Ok(())
+        })
+        .await?;
+        managed.wait_written_with(key).await?;
+        load.more(BETWEEN_STEPS).await?;
+        let rolled = managed.rollouts().await? - before;
+        ensure!(rolled == 1, "{rolled} rolling updates");
+        let entry = hosted.stored(Kind::Secret, "default").await?;
+        let entry = entry.first().context("nothing is stored")?;
+        let key_id = Stored::parse(&entry.value)?.object.key_id;
+        ensure!(key_id.starts_with(&format!("sidekey/{key}-")), "stored under {key_id}");
+        Ok(())
     }
 
     /// Replaces `spec.encryption` and nothing else.

@@ -54,7 +54,10 @@ async fn with_providers_elsewhere() {
 
 impl Scene {
     pub(crate) async fn start(name: &str, mut more: Value) -> Result<Self> {
-        let managed = Managed::start(name).await?;
+        let managed = match more["placement"] == "Proxy" {
+            true => Managed::start_unbalanced(name).await?,
+            false => Managed::start(name).await?,
+        };
         let aws = AwsKeys::create(&managed, managed.namespace(), 1).await?;
         let vault = VaultKey::create(&managed).await?;
         let local = LocalKey::create(&managed, "key").await?;

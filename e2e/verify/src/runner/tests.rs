@@ -1,3 +1,5 @@
+use sidekey_verify::command::Format;
+
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -85,6 +87,32 @@ async fn an_interrupt_ends_what_runs() {
 }
 
 #[tokio::test]
+async fn a_run_beyond_its_deadline_ends_in_order_and_failed_with_its_summary() {
+    let dir = tempfile::tempdir().unwrap();
+    let runner = Runner::new(dir.path().join("logs")).unwrap();
+    runner.plan(["good", "late", "never begun"].map(str::to_owned).into_iter());
+    let named =
+        |name: &str, script| Step { name: name.to_owned(), ..shell(script, Counting::One, LIMIT) };
+    let work = async {
+        runner.run(named("good", "true")).await;
+        runner.run(named("late", "setsid sleep 600 & sleep 600")).await;
+        runner.run(named("never begun", "true")).await;
+    };
+    // Long enough for a shell to end on a busy machine.
+    let end = crate::supervise(work, &runner, Duration::from_secs(10)).await.unwrap();
+    assert_eq!(end, crate::End::Late);
+    assert!(leftover::find(&runner.mark).is_empty());
+    assert!(!crate::report::summary(&runner, Format::Text).unwrap());
+    let text = std::fs::read_to_string(runner.place().join("summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&summary["passed"], &summary["failed"]), (&1.into(), &2.into()), "{summary}");
+    assert_eq!(summary["not_run"], serde_json::json!(["never begun"]));
+    assert_eq!(summary["steps"][1]["step"], "late");
+    let problem = summary["steps"][1]["problem"].as_str().unwrap();
+    assert!(problem.contains("the whole run had no time left"), "{problem}");
+}
+
+#[tokio::test]
 async fn of_a_forgiven_step_both_logs_are_shown() {
     let failing = "echo 'thread x panicked'; echo the first; exit 3";
     let (_, first, runner, _dir) = run(shell(failing, Counting::Libtest, LIMIT)).await;
@@ -99,8 +127,22 @@ async fn of_a_forgiven_step_both_logs_are_shown() {
     assert!(texts[1].contains("the second") && texts[1].contains("(second chance)"), "{texts:?}");
 }
 
+#[tokio::test]
+async fn each_run_of_a_step_has_its_own_log_and_its_own_lateness() {
+    let late = "echo the first; echo 5000 > $SIDEKEY_WITNESS";
+    let (_, first, runner, _dir) = run(shell(late, Counting::Libtest, LIMIT)).await;
+    runner.run(shell("echo the second; exit 3", Counting::Libtest, LIMIT)).await;
+    let second = runner.outcomes().pop().unwrap();
+    assert_eq!((first.late_ms, second.late_ms), (5000, 0));
+    assert_eq!(std::fs::read_to_string(&first.log).unwrap(), "the first\n");
+    assert_eq!(std::fs::read_to_string(&second.log).unwrap(), "the second\n");
+    runner.forgive("a step", "a step (second chance)");
+    let flaky: Vec<bool> = runner.outcomes().iter().map(|outcome| outcome.flaky).collect();
+    assert_eq!(flaky, [false, true], "only the run that failed is forgiven");
+}
+
 #[test]
 fn file_names_are_harmless() {
-    assert_eq!(file_name("sidekey-e2e test up"), "sidekey-e2e_test_up.log");
-    assert_eq!(file_name("../a/b"), "___a_b.log");
+    assert_eq!(file_name("sidekey-e2e test up"), "sidekey-e2e_test_up");
+    assert_eq!(file_name("../a/b"), "___a_b");
 }

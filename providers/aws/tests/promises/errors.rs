@@ -111,9 +111,7 @@ async fn a_disabled_or_dying_key_fails_status_at_once_and_heals_by_itself() {
         [("DisableKey", "is disabled"), ("ScheduleKeyDeletion", "is pending deletion")]
     {
         aws.owner.change_state(operation, &aws.key).await.unwrap();
-        let error = sick(&client).await;
-        assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
-        assert!(error.message().contains(state), "{error}");
+        let error = sick_with(&client, Code::FailedPrecondition, state).await;
         assert!(error.message().contains(&aws.key), "the key is named: {error}");
         let opened = client.decrypt(&sealed).await.unwrap_err();
         assert_eq!(opened.code(), Code::FailedPrecondition, "{opened}");
@@ -160,13 +158,26 @@ async fn a_key_that_is_dying_at_the_start_says_when_and_heals_by_itself() {
     .await;
 }
 
+/// Waits until Status fails so. A probe that came too late on a busy machine says something else,
+/// until the next one.
+async fn sick_with(client: &KmsClient, code: Code, text: &str) -> Status {
+    until(&format!("Status fails with {text:?}"), async || match client.status().await {
+        Err(error) if error.code() == code && error.message().contains(text) => Ok(error),
+        other => anyhow::bail!("{other:?}"),
+    })
+    .await
+}
+
 async fn is_shown(plugin: &AwsPlugin, kind: &str) {
-    let status = plugin.status().await.unwrap();
-    let key = &status["keys"][0];
-    assert_eq!(key["healthy"], false, "{status}");
-    assert_eq!(key["last_error"]["kind"], kind, "{status}");
-    let healthy = plugin.metrics().await.unwrap().sum("kms_plugin_status_healthy", &[]);
-    assert_eq!(healthy, 0.0);
+    until(&format!("{kind} is shown"), async || {
+        let status = plugin.status().await?;
+        let key = &status["keys"][0];
+        anyhow::ensure!(key["healthy"] == false && key["last_error"]["kind"] == kind, "{status}");
+        let healthy = plugin.metrics().await?.sum("kms_plugin_status_healthy", &[]);
+        anyhow::ensure!(healthy == 0.0, "the metric says {healthy}");
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -212,7 +223,7 @@ async fn passing_faults_are_borne_for_the_coast_and_no_longer() {
     let error = sick(&client).await;
     let borne = began.elapsed();
     assert!(borne >= COAST, "only {borne:?} were borne: {error}");
-    assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+    sick_with(&client, Code::ResourceExhausted, "Rate exceeded").await;
     aws.moto.faults(&[]).await.unwrap();
     assert_eq!(healthy(&plugin, "kms").await, key_id);
 }

@@ -5,7 +5,6 @@ use std::process::{Command, Output, Stdio};
 
 use anyhow::{bail, ensure};
 use serde_json::{Value, json};
-use sidekey_conformance::{Launched, program};
 use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::fakes::Fake;
 use sidekey_e2e::fakes::azure::{Azure, KeyKind, TENANT};
@@ -220,14 +219,6 @@ pub(crate) fn calm(keys: &[Value]) -> Value {
 /// The binary under test.
 pub(crate) fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_sidekey-azure")
-}
-
-/// The program that is judged, with a configuration: the release build where that is asked for.
-pub(crate) async fn launched(config: &Path, document: &Value, endpoint: &str) -> Launched {
-    std::fs::write(config, document.to_string()).unwrap();
-    let mut serve = Command::new(program(binary()));
-    serve.arg("--config").arg(config);
-    Launched::start(serve, endpoint.parse().unwrap()).await.unwrap()
 }
 
 /// Runs it to its end.

@@ -23,7 +23,7 @@ async fn a_sealed_or_restarted_server_is_an_honest_outage_that_heals_by_itself()
 
     server.seal().await.unwrap();
     failed(served.kms.decrypt(&sealed).await, Code::Unavailable, &["sealed"]);
-    says(&served.wait_bad().await, Code::Unavailable, &["sealed"]);
+    served.wait_bad_for(Code::Unavailable, "sealed").await;
     server.unseal().await.unwrap();
     assert_eq!(served.wait_ok().await, sealed.key_id);
     served.reads(&sealed).await;
@@ -71,7 +71,7 @@ async fn too_many_requests_are_throttled_and_pass() {
             }
         });
     says(&throttled.await.unwrap(), Code::ResourceExhausted, &["429"]);
-    says(&served.wait_bad().await, Code::ResourceExhausted, &[]);
+    served.wait_bad_for(Code::ResourceExhausted, "").await;
     assert!(served.metric("kms_errors_total", &[("kind", "throttled")]).await >= 1.0);
     stage.bao.unlimit("throttled").await.unwrap();
     assert_eq!(served.wait_ok().await, sealed.key_id);

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tonic::Code;
 
-use crate::support::{PLAINTEXT, Pulse, Stage, quick, says, shared};
+use crate::support::{PLAINTEXT, Pulse, Stage, quick, shared};
 
 #[tokio::test]
 async fn the_name_of_a_certificate_may_differ_from_the_address() {
@@ -25,7 +25,7 @@ async fn the_name_of_a_certificate_may_differ_from_the_address() {
     key["settings"]["address"] = shared().await.named_address().into();
     let mut served = stage.spawn(&quick(&[key.clone()])).await;
     served.logs("probe of the key failed").await;
-    says(&served.wait_bad().await, Code::Unavailable, &["certificate", "caFile"]);
+    served.wait_bad_for_all(Code::Unavailable, &["certificate", "caFile"]).await;
     key["settings"]["tls"]["serverName"] = NAMED.into();
     served.plugin.reconfigure(&quick(&[key.clone()])).unwrap();
     served.wait_ok().await;
@@ -64,7 +64,7 @@ async fn a_ca_bundle_is_replaced_while_running() {
     // Whom the bundle does not name is not trusted.
     server.change_authority(Arc::new(Authority::new("stranger").unwrap())).await.unwrap();
     server.restart().await.unwrap();
-    says(&served.wait_bad().await, Code::Unavailable, &["certificate", "caFile"]);
+    served.wait_bad_for_all(Code::Unavailable, &["certificate", "caFile"]).await;
     assert!(served.kms.decrypt(&sealed).await.is_err());
 }
 
@@ -82,9 +82,12 @@ async fn one_of_several_addresses_may_be_down_or_hang() {
             format!("https://{}", first.address()),
             format!("https://{}", second.address()),
         ],
-        "tls": {"caFile": server.ca()}, "connectTimeout": "700ms", "requestTimeout": "1s",
+        "tls": {"caFile": server.ca()}, "connectTimeout": "700ms", "requestTimeout": "5s",
     });
-    let served = stage.serve_document(&quick(&[key])).await;
+    // A probe that meets the one that hangs has time left for another.
+    let mut document = quick(&[key]);
+    document["probe"] = json!({"interval": "500ms", "timeout": "15s", "coast": "25s"});
+    let served = stage.serve_document(&document).await;
     let sealed = served.round_trip().await;
     let pulse = Pulse::start(&served.kms, &sealed);
     for (away, other) in [(&first, &second), (&second, &first)] {

@@ -281,11 +281,20 @@ impl Served {
 
     /// Waits until Status is an error with this in its text.
     pub(crate) async fn wait_bad_for(&mut self, code: Code, text: &str) {
+        self.wait_bad_for_all(code, &[text]).await;
+    }
+
+    /// The same with several words. A probe that came too late on a busy machine says something
+    /// else, until the next one.
+    pub(crate) async fn wait_bad_for_all(&mut self, code: Code, words: &[&str]) {
         let kms = self.kms.clone();
-        let what = format!("Status fails with {text:?}");
+        let what = format!("Status fails with {words:?}");
+        let is_meant = |error: &Status| {
+            error.code() == code && words.iter().all(|word| error.message().contains(word))
+        };
         let bad =
             self.plugin.process().wait_until(&what, PATIENCE, async || match kms.status().await {
-                Err(error) if error.code() == code && error.message().contains(text) => Ok(()),
+                Err(error) if is_meant(&error) => Ok(()),
                 other => bail!("{other:?}"),
             });
         bad.await.unwrap();

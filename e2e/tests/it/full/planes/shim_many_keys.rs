@@ -1,6 +1,6 @@
 //! Promise: any number of keys. Rotations follow each other without any re-encryption;
 //! what each of the keys wrote is readable all the time, also by a kube-apiserver that
-//! knows nothing yet and after a restart of the shim. `planes::vendor_matrix` has four.
+//! knows nothing yet and after a restart of the shim. `planes::long::vendor_matrix` has four.
 
 use std::collections::BTreeMap;
 

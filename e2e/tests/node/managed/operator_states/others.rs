@@ -1,5 +1,5 @@
 //! What is no rotation, and has states too: a resource that comes along, and a retired key that
-//! comes back.
+//! comes back. And people see all of it, with kubectl and on the operator's page.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use sidekey_e2e::{KubeClient, Load};
 use super::Scene;
 
 /// What is encrypted, with the resource that comes along.
-const RESOURCES: [&str; 3] = ["configmaps", "secrets", "serviceaccounts"];
+pub(super) const RESOURCES: [&str; 3] = ["configmaps", "secrets", "serviceaccounts"];
 
 #[test]
 fn killed_while_a_resource_or_a_key_comes_in_it_goes_on() {
@@ -18,7 +18,7 @@ fn killed_while_a_resource_or_a_key_comes_in_it_goes_on() {
 }
 
 async fn others() {
-    let scene = Scene::start("others", 2).await.unwrap();
+    let scene = Scene::start("others", 3).await.unwrap();
     let pods = scene.managed.hosted.pods().await.unwrap();
     let load = scene.managed.load_on_pods().await.unwrap();
     load.more(BETWEEN_STEPS).await.unwrap();
@@ -28,6 +28,8 @@ async fn others() {
     let report = load.stop().await.unwrap().without_failures().unwrap();
     println!("throughout: {report}");
     scene.managed.hosted.nothing_has_restarted(&pods).await.unwrap();
+    scene.people_see_it_with_kubectl().await.unwrap();
+    scene.people_see_it_on_the_page().await.unwrap();
 }
 
 impl Scene {

@@ -50,12 +50,7 @@ impl Node {
         let authority = Authority::new("of this control plane")?;
         let names = ["local", "shim", "proxy", "vault", "aws"];
         let built = images::ready(&names, &root.join("images")).await?;
-        // Other images: their labels tell of other sources.
-        let mut options = images::Options::new(root.join("update"))?;
-        options.names = names[..2].iter().map(|&name| name.to_owned()).collect();
-        options.tag = Some("update".to_owned());
-        options.source.revision = Some("another".to_owned());
-        let updates = images::build(&options).await?;
+        let updates = images::updates(&names[..2], &root.join("update")).await?;
         for (update, first) in updates.iter().zip(&built) {
             ensure!(update.name == first.name, "{} for {}", update.name, first.name);
             ensure!(update.digest != first.digest, "{} is the same image", update.reference);

@@ -1,14 +1,16 @@
-//! The operator's page shows a person in a browser every control plane, its keys, its replicas and
-//! how far a rotation is, and runs nothing; it is for those whom the cluster lets see
-//! SecretEncryptions, and for nobody else.
+//! kubectl shows people what is encrypted, and with what. The operator's page shows a person in a
+//! browser every control plane, its keys, its replicas and how far a rotation is, and runs nothing;
+//! it is for those whom the cluster lets see SecretEncryptions, and for nobody else.
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use sidekey_e2e::aws::KmsFault;
 use sidekey_e2e::browser::Browser;
 use sidekey_e2e::operator::page::Door;
 use sidekey_e2e::wait::{PATIENCE, eventually};
 
 use super::Scene;
+use super::others::RESOURCES;
 
 /// What somebody could have a vendor say, which the page shows.
 const HOSTILE: &str = "<script>document.title='owned'</script><img src=x onerror=alert(1)>";
@@ -17,8 +19,33 @@ const HOSTILE: &str = "<script>document.title='owned'</script><img src=x onerror
 const MARKUP: [&str; 3] = ["<script", "<img src=x", "<title>owned</title>"];
 
 impl Scene {
-    /// Key 5 of AWS writes; the last of the keys is refused by AWS, with words that a page must not
-    /// take for its own.
+    pub(super) async fn people_see_it_with_kubectl(&self) -> Result<()> {
+        // Pods that ended a moment ago could not be asked.
+        eventually("people see it with kubectl", PATIENCE, async || {
+            self.managed.wait_condition("SecretEncryptionHealthy", "True").await?;
+            self.kubectl_shows_it().await
+        })
+        .await
+    }
+
+    async fn kubectl_shows_it(&self) -> Result<()> {
+        let shown = self.managed.run_kubectl(&["get", "senc", "-A"]).await?;
+        println!("{shown}");
+        let mut lines = shown.lines();
+        let head = lines.next().context("kubectl says nothing")?;
+        for column in ["WRITE KEY", "TYPE", "STAGE", "REVISION", "HEALTHY"] {
+            ensure!(head.contains(column), "{head}");
+        }
+        let namespace = self.managed.namespace();
+        let row = lines.find(|row| row.starts_with(&format!("{namespace} "))).context("no row")?;
+        ensure!(row.contains("aws") && row.contains("True"), "{row}");
+        let events = self.managed.run_kubectl(&["get", "events", "-n", namespace]).await?;
+        ensure!(events.contains("secretencryption"), "{events}");
+        Ok(())
+    }
+
+    /// Key 2 of AWS writes and key 1 reads; the next one is refused by AWS, with words that a page
+    /// must not take for its own.
     pub(super) async fn people_see_it_on_the_page(&self) -> Result<()> {
         let managed = &self.managed;
         let _calm = managed.calm().await;
@@ -32,7 +59,8 @@ impl Scene {
         let refused = self.keys.arns.last().context("no key")?;
         let hostile = KmsFault::error("AccessDeniedException", HOSTILE).of_key(refused);
         managed.hosted.moto.faults(&[hostile]).await?;
-        managed.activate(refused).await?;
+        let more = json!({"resources": RESOURCES});
+        self.put_with(&[(3, 2), (2, 1), (1, 0)], more).await?;
         managed.wait_condition("KMSKeyAccessible", "False").await?;
         self.what_is_wrong_is_shown_as_text(&mut browser, &door).await?;
         for (name, path, dark) in [("planes", "/", false), ("plane", &*self.page(), true)] {
@@ -68,10 +96,10 @@ impl Scene {
     async fn all_is_shown(&self, browser: &mut Browser, door: &Door) -> Result<()> {
         let managed = &self.managed;
         let link = format!("href=\"{}\"", self.page());
-        let all = ["<title>", managed.namespace(), &link, "key 5 of aws", "2 of 2 healthy"];
+        let all = ["<title>", managed.namespace(), &link, "key 2 of aws", "2 of 2 healthy"];
         shown(browser, &door.url("/"), &all).await?;
         let pods = managed.hosted.pods().await?;
-        let mut all = vec!["key 5", "aws", "write", "EtcdDataEncryptionUpToDate", "Completed"];
+        let mut all = vec!["key 2", "aws", "write", "EtcdDataEncryptionUpToDate", "Completed"];
         all.extend(pods.iter().map(|pod| pod.name.as_str()));
         shown(browser, &door.url(&self.page()), &all).await
     }

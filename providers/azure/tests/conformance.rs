@@ -18,12 +18,13 @@ use support::{HSM, Stage, VAULT, binary, quick};
 #[tokio::test(flavor = "multi_thread")]
 async fn sidekey_azure_conforms_to_kms_v2_with_an_rsa_key() {
     let stage = Stage::with("conformance", VAULT, KeyKind::Rsa(2048)).await;
-    if let Some(document) = outside(&stage.endpoint(1)) {
+    let (config, endpoint) = (stage.path("azure.yaml"), stage.endpoint(1));
+    let plugin = match outside(&endpoint) {
         // Nobody outside rotates or counts for us.
-        let launched = launched(&stage.path("azure.yaml"), &document, &stage.endpoint(1)).await;
-        return assert_conforms(&launched.plugin()).await;
-    }
-    assert_conforms(&plugin(stage).await).await;
+        Some(document) => launched(&config, &document, &endpoint).await.plugin(),
+        None => plugin(stage).await,
+    };
+    assert_conforms(&plugin).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,7 +15,7 @@ use crate::schedule::{self, Job, Takes};
 use crate::suite::{self, Executable, Test};
 use crate::variants::oldest_step;
 use crate::verdict;
-use crate::workspace::{Workspace, cargo};
+use crate::workspace::{Workspace, cargo, nice};
 
 const FORMAT: &str = "rustfmt";
 const LINT: &str = "clippy";
@@ -377,16 +377,16 @@ impl Stages<'_> {
         let Some(outcome) = self.runner.only_failure() else { return };
         let Some(test) = tests.iter().find(|test| test.name == outcome.step) else { return };
         let output = std::fs::read_to_string(&outcome.log).unwrap_or_default();
-        if !test.is_end_to_end || !verdict::may_be_forgiven(&outcome, &output) {
+        // What starts no server has nothing to wait for.
+        if !test.needs_servers || !verdict::may_be_forgiven(&outcome, &output) {
             return;
         }
         let Some(failed) = verdict::failed_test(&output) else { return };
         let again = verdict::second_chance(&test.name);
         self.runner.say(&format!("{failed} was starved: it runs once more, alone"));
         let step = self.test_step(&test.alone(failed), again.clone());
-        if self.runner.run(step).await.is_some() {
-            self.runner.forgive(&test.name, &again);
-        }
+        self.runner.run(step).await;
+        self.runner.forgive(&test.name, &again);
     }
 }
 
@@ -397,19 +397,6 @@ fn too_dear(package: &str, outcomes: &[Outcome]) -> Option<(String, f64)> {
     let dearest =
         outcomes.iter().filter(own).max_by(|a, b| a.core_seconds.total_cmp(&b.core_seconds))?;
     (sum > PROVIDER_CORE_SECONDS).then(|| (dearest.step.clone(), sum))
-}
-
-/// The same command, which gives way to all others.
-fn nice(command: &Command) -> Command {
-    let mut nice = Command::new("nice");
-    nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => nice.env(name, value),
-            None => nice.env_remove(name),
-        };
-    }
-    nice
 }
 
 /// Name of the step that checks a crate alone.
@@ -451,87 +438,4 @@ pub(crate) fn artifacts(output: &str) -> impl Iterator<Item = Artifact> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
-    use super::*;
-
-    #[test]
-    fn a_provider_whose_tests_take_more_than_a_minute_of_a_core_is_named_with_its_dearest_step() {
-        let outcome = |step: &str, core_seconds| Outcome {
-            step: step.to_owned(),
-            core_seconds,
-            ..Outcome::default()
-        };
-        let mut outcomes = vec![
-            outcome("x-aws lib", 20.0),
-            outcome("x-aws promises", 39.0),
-            outcome("x-aws-more promises", 900.0),
-            outcome("it planes::aws", 900.0),
-        ];
-        assert_eq!(too_dear("x-aws", &outcomes), None);
-        outcomes.push(outcome("x-aws conformance", 2.0));
-        assert_eq!(too_dear("x-aws", &outcomes), Some(("x-aws promises".to_owned(), 61.0)));
-        assert_eq!(too_dear("x-vault", &outcomes), None);
-    }
-
-    /// A run of a test that is late on a starved machine at first, and good whenever it runs again.
-    async fn run_starved_test(times: usize) -> Vec<Outcome> {
-        let dir = tempfile::tempdir().unwrap();
-        let script = "#!/bin/sh\n\
-            case $* in *--list*) echo 'light::x: test'; exit;; esac\n\
-            if test -e again; then echo 'test result: ok. 1 passed; 0 failed; 0 ignored'; exit; fi\n\
-            touch again; echo 5000 > \"$SIDEKEY_WITNESS\"\n\
-            printf \"thread 'light::x' panicked at e2e/x.rs:1:1:\\nwaited 1 s in vain\\n\\n\"\n\
-            printf 'failures:\\n    light::x\\n\\ntest result: FAILED. 0 passed; 1 failed; 0 ignored\\n'\n\
-            exit 101\n";
-        let path = dir.path().join("it-1");
-        std::fs::write(&path, script).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let executable = Executable {
-            package: "sidekey-e2e".to_owned(),
-            target: "it".to_owned(),
-            path,
-            folder: dir.path().to_owned(),
-            is_end_to_end: true,
-            needs_servers: true,
-        };
-        let tests = executable.tests(false, |_| true).unwrap();
-        let workspace = Workspace::load().unwrap();
-        let runner = Runner::new(dir.path().join("verify")).unwrap();
-        let (workspace, runner) = (&workspace, &runner);
-        let stages = Stages { workspace, runner, all: false, only: None, times, capacity: 10 };
-        for _ in 0..times {
-            stages.run_tests(&tests, &Cell::new(Some(true)), None).await;
-        }
-        stages.second_chance(&tests).await;
-        runner.outcomes()
-    }
-
-    #[tokio::test]
-    async fn a_starved_test_has_a_second_chance_but_not_in_a_run_that_looks_for_such_tests() {
-        let once = run_starved_test(1).await;
-        assert!(once[0].flaky && once[0].counts.failed == 0, "{once:?}");
-        assert_eq!(once.len(), 2, "{once:?}");
-        let twice = run_starved_test(2).await;
-        let failed: Vec<u64> = twice.iter().map(|outcome| outcome.counts.failed).collect();
-        assert_eq!(failed, [1, 0], "{twice:?}");
-        assert!(!twice.iter().any(|outcome| outcome.flaky), "{twice:?}");
-    }
-
-    #[test]
-    fn executables_are_found_among_cargos_messages() {
-        let text = concat!(
-            r#"{"reason":"build-script-executed","package_id":"x"}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","manifest_path":"/x/Cargo.toml","target":{"name":"a","kind":["lib"]},"profile":{"test":false},"executable":null}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","manifest_path":"/x/Cargo.toml","target":{"name":"b","kind":["test"]},"profile":{"test":true},"executable":"/t/b"}"#,
-            "\nnot json\n",
-        );
-        let found: Vec<Artifact> = artifacts(text).collect();
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].target.name, "b");
-        assert!(found[0].profile.test);
-    }
-}
+mod tests;

@@ -65,7 +65,7 @@ fn statement(text: &str, number: usize) -> Option<String> {
 pub(crate) fn failed_test(output: &str) -> Option<&str> {
     // With other output in between, the name stands in the list at the end alone.
     let after = output.rsplit_once("\nfailures:\n").map_or("", |(_, list)| list);
-    after.lines().map(str::trim).find(|line| line.contains("::") && !line.contains(' '))
+    after.lines().map(str::trim).next().filter(|name| !name.is_empty() && !name.contains(' '))
 }
 
 /// The name of a test's second run.
@@ -77,7 +77,7 @@ pub(crate) fn second_chance(test: &str) -> String {
 pub(crate) fn may_be_forgiven(outcome: &Outcome, output: &str) -> bool {
     let panics_elsewhere = output
         .lines()
-        .any(|line| line.split_once(PANICKED).is_some_and(|(_, place)| !place.starts_with("e2e/")));
+        .any(|line| line.split_once(PANICKED).is_some_and(|(_, place)| !is_of_a_test(place)));
     let messages = messages(output);
     let is_late = |message: &String| LATE.iter().any(|word| message.contains(word));
     outcome.late_ms > STARVED_MS
@@ -87,6 +87,17 @@ pub(crate) fn may_be_forgiven(outcome: &Outcome, output: &str) -> bool {
         && messages.iter().all(is_late)
         && !NEVER.iter().any(|word| output.contains(word))
         && !panics_elsewhere
+}
+
+/// Whether a place is in a test of whole programs: in the harness and what it tests with, or in the
+/// tests beside the sources of a provider.
+fn is_of_a_test(place: &str) -> bool {
+    let mut parts = place.split('/');
+    match parts.next() {
+        Some("e2e") => true,
+        Some("providers") => parts.nth(1) == Some("tests"),
+        _ => false,
+    }
 }
 
 /// What the test said in each of its panics, without the logs that it quotes.
@@ -173,6 +184,10 @@ mod tests {
         assert!(!may_be_forgiven(&starved, &crashed), "a program of ours was killed");
         let product = format!("{LATE_OUTPUT}\nthread 'main' panicked at shim/src/run.rs:9:1:");
         assert!(!may_be_forgiven(&starved, &product), "a program of ours panicked");
+        let provider = LATE_OUTPUT.replace("e2e/tests/it/plane", "providers/x/tests/promises");
+        assert!(may_be_forgiven(&starved, &provider));
+        let within = LATE_OUTPUT.replace("e2e/tests/it/plane", "providers/x/src/tests");
+        assert!(!may_be_forgiven(&starved, &within), "no test of whole programs");
     }
 
     #[test]
@@ -201,6 +216,7 @@ mod tests {
         let output = "test a::b ... ok\n\nfailures:\n\n---- a::c stdout ----\nx\n\n\
                       failures:\n    a::c\n\ntest result: FAILED. 1 passed; 1 failed";
         assert_eq!(failed_test(output), Some("a::c"));
+        assert_eq!(failed_test(&output.replace("a::c", "c")), Some("c"), "at the top of its file");
         assert_eq!(failed_test("test a ... "), None);
     }
 

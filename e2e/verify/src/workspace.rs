@@ -120,6 +120,19 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
+/// The same command, which gives way to all others.
+pub(crate) fn nice(command: &Command) -> Command {
+    let mut nice = Command::new("nice");
+    nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    nice
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,11 +23,15 @@ struct Summary {
 
 /// Prints the names of the steps.
 pub(crate) fn list(names: &[String], format: Format) -> Result<()> {
-    match format {
-        Format::Text => names.iter().for_each(|name| println!("{name}")),
-        Format::Json => println!("{}", serde_json::to_string_pretty(names)?),
-    }
+    println!("{}", listed(names, format)?);
     Ok(())
+}
+
+fn listed(names: &[String], format: Format) -> Result<String> {
+    Ok(match format {
+        Format::Text => names.join("\n"),
+        Format::Json => serde_json::to_string_pretty(names)?,
+    })
 }
 
 /// Prints where the time went and the closing line, and keeps both as JSON; says whether all is
@@ -95,4 +99,17 @@ fn table(summary: &Summary) -> String {
         }
     }
     text + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_listed_as_text_and_as_json() {
+        let names = ["clippy", "it plane::x"].map(str::to_owned);
+        assert_eq!(listed(&names, Format::Text).unwrap(), "clippy\nit plane::x");
+        let json = listed(&names, Format::Json).unwrap();
+        assert_eq!(serde_json::from_str::<Vec<String>>(&json).unwrap(), names);
+    }
 }

@@ -16,8 +16,8 @@ use tonic::{Request, Status};
 use super::eventually;
 use super::plugin::Plugin;
 
-/// What kube-apiserver gives a call.
-pub const CALL: Duration = Duration::from_secs(3);
+/// What a call has here: more than kube-apiserver's three seconds, which a busy machine may take.
+const CALL: Duration = Duration::from_secs(10);
 
 /// A running shim, killed with the test.
 pub struct Shim {
@@ -86,7 +86,7 @@ impl Shim {
         eventually("Status is ok", async || self.announced().await.ok()).await
     }
 
-    /// With kube-apiserver's time.
+    /// With the time of most calls here.
     pub async fn encrypt(&self, plaintext: &[u8]) -> Result<EncryptResponse, Status> {
         let plaintext = plaintext.to_vec().into();
         let mut request = Request::new(EncryptRequest { plaintext, uid: "test".into() });
@@ -94,7 +94,7 @@ impl Shim {
         Ok(self.client().await.encrypt(request).await?.into_inner())
     }
 
-    /// With kube-apiserver's time.
+    /// With the time of most calls here.
     pub async fn decrypt(&self, sealed: &EncryptResponse) -> Result<Vec<u8>, Status> {
         self.decrypt_within(CALL, sealed).await
     }

@@ -14,8 +14,8 @@ pub const IMAGE_DIR: &str = "SIDEKEY_IMAGE_DIR";
 /// The variable with the file in which a test process writes how late its own clock ticks.
 pub const WITNESS: &str = "SIDEKEY_WITNESS";
 
-/// Begins what is said of wrong or unreadable data: no busy machine can cause it, so that
-/// `cargo verify` never forgives it.
+/// Begins what is said of wrong or unreadable data, and of a secret that is shown: no busy machine
+/// can cause it, so that `cargo verify` never forgives it.
 pub const BROKEN: &str = "BROKEN: ";
 
 /// Begins what is said of a program of ours that ended by a signal that nobody sent, or that

@@ -188,6 +188,8 @@ mod tests {
         assert!(may_be_forgiven(&starved, &provider));
         let within = LATE_OUTPUT.replace("e2e/tests/it/plane", "providers/x/src/tests");
         assert!(!may_be_forgiven(&starved, &within), "no test of whole programs");
+        let suite = LATE_OUTPUT.replace("e2e/tests/it/plane/x", "providers/conformance/src/run");
+        assert!(!may_be_forgiven(&starved, &suite), "the table of all checks was cited");
     }
 
     #[test]

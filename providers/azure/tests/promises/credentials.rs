@@ -4,6 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use sidekey_e2e::fakes::azure::{KeyKind, TENANT};
+use sidekey_e2e::wait::BROKEN;
 use tonic::Code;
 
 use crate::support::{CLIENT, SECRET, Stage, calm, quick};
@@ -43,7 +44,7 @@ async fn works(stage: &Stage, name: &str, credentials: &Value, env: &[(&str, &st
     served.round_trip().await;
     let log = served.log();
     for secret in [SECRET, "eyJ0eXAi", "PRIVATE"] {
-        assert!(!log.contains(secret), "{name}: {log}");
+        assert!(!log.contains(secret), "{BROKEN}{name}: {log}");
     }
     served.plugin.process().kill().unwrap();
 }
@@ -241,7 +242,7 @@ async fn a_refused_secret_is_denied_sent_once_and_another_one_is_taken_at_once()
     stage.write("secret", "wrong-secret-never-to-be-seen");
     let mut served = stage.spawn(&stage.document()).await;
     let error = served.wait_bad(Code::PermissionDenied, "AADSTS7000215").await;
-    assert!(!error.message().contains("never-to-be-seen"), "{error}");
+    assert!(!error.message().contains("never-to-be-seen"), "{BROKEN}{error}");
     assert_eq!(stage.fake.calls("token"), 1, "a refused login is not repeated");
     stage.write("secret", SECRET);
     served.wait_ok().await;

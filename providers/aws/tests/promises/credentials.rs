@@ -257,7 +257,7 @@ async fn with_the_metadata_service_disabled_it_is_never_asked() {
 
 fn config(aws: &Aws, credentials: Value) -> Value {
     json!({
-        "probe": {"interval": "1s", "timeout": "2s", "coast": "3s"},
+        "probe": {"interval": "1s", "timeout": "10s", "coast": "25s"},
         "keys": [{
             "id": 1, "listen": aws.dir().join("kms.sock"),
             "kek": {"key": aws.key, "region": REGION},

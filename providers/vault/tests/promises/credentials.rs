@@ -5,9 +5,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sidekey_e2e::openbao::Agent;
 use sidekey_e2e::openbao::jwt::Issuer;
+use sidekey_e2e::wait::BROKEN;
 use tonic::Code;
 
-use crate::support::{PLAINTEXT, Pulse, Stage, calm, failed, quick, says, shared};
+use crate::support::{PLAINTEXT, Pulse, Stage, calm, failed, quick, shared};
 
 #[tokio::test]
 async fn every_auth_method_serves() {
@@ -127,7 +128,7 @@ async fn bad_credentials_leave_the_good_ones_in_use_and_are_told() {
             Ok(refused.to_string())
         });
         let text = refused.await.unwrap();
-        assert!(!text.contains("not-a-secret-id"), "{text}");
+        assert!(!text.contains("not-a-secret-id"), "{BROKEN}{text}");
         served.logs_times("the last good ones stay in use", times).await;
     }
     assert!(served.metric("kms_reloads_total", &[("result", "failure")]).await >= 1.0);
@@ -186,8 +187,7 @@ async fn a_token_file_is_followed_and_a_revoked_token_is_named() {
 
     stage.bao.revoke_token(&second).await.unwrap();
     failed(served.kms.decrypt(&sealed).await, Code::PermissionDenied, &[]);
-    let error = served.wait_bad().await;
-    says(&error, Code::PermissionDenied, &["token"]);
+    served.wait_bad_for(Code::PermissionDenied, "token").await;
     stage.write("token", &make().await);
     served.wait_ok().await;
     served.reads(&sealed).await;

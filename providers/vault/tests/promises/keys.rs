@@ -8,7 +8,7 @@ use sidekey_e2e::wait::PATIENCE;
 use sidekey_e2e::{OpenBao, Scratch};
 use tonic::Code;
 
-use crate::support::{PLAINTEXT, Stage, calm, failed, quick, says};
+use crate::support::{PLAINTEXT, Stage, calm, failed, quick};
 
 #[tokio::test]
 async fn rotation_in_vault_moves_key_id_by_itself_and_old_data_stays_readable() {
@@ -137,8 +137,7 @@ async fn a_deleted_and_recreated_key_is_noticed_and_never_looks_the_same() {
     let lost = served.round_trip().await;
     stage.key.outlive_its_second().await.unwrap();
     stage.key.delete().await.unwrap();
-    let error = served.wait_bad().await;
-    says(&error, Code::FailedPrecondition, &["recreated/keys/kms"]);
+    served.wait_bad_for(Code::FailedPrecondition, "recreated/keys/kms").await;
     failed(served.kms.encrypt(PLAINTEXT).await, Code::FailedPrecondition, &[]);
 
     stage.key.recreate().await.unwrap();
@@ -146,8 +145,7 @@ async fn a_deleted_and_recreated_key_is_noticed_and_never_looks_the_same() {
         failed(served.kms.encrypt(PLAINTEXT).await, Code::FailedPrecondition, &[]);
         failed(served.kms.decrypt(&lost).await, Code::FailedPrecondition, &[]);
     }
-    let error = served.wait_bad().await;
-    says(&error, Code::FailedPrecondition, &["recreated/keys/kms"]);
+    served.wait_bad_for(Code::FailedPrecondition, "recreated/keys/kms").await;
     // A process that starts now serves the new key under another name.
     served.restart(&stage).await;
     let new = served.wait_ok().await;
@@ -178,8 +176,8 @@ async fn a_missing_key_is_an_error_and_is_never_created() {
     let document = quick(&[stage.app_role_key(1, &ghost)]);
     let mut served = stage.spawn(&document).await;
     served.logs("probe of the key failed").await;
-    let error = served.wait_bad().await;
-    says(&error, Code::FailedPrecondition, &["missing/keys/ghost", "never made"]);
+    let words = ["missing/keys/ghost", "never made"];
+    served.wait_bad_for_all(Code::FailedPrecondition, &words).await;
     failed(served.kms.encrypt(PLAINTEXT).await, Code::FailedPrecondition, &[]);
     assert!(!ghost.exists().await.unwrap(), "it was made by asking for it");
     drop(served);
@@ -238,8 +236,7 @@ async fn a_key_that_cannot_bind_associated_data_is_refused() {
         stage.bao.write(&key.path("keys"), &options).await.unwrap();
         let mut served = stage.spawn(&quick(&[stage.app_role_key(1, &key)])).await;
         served.logs("probe of the key failed").await;
-        let error = served.wait_bad().await;
-        says(&error, Code::FailedPrecondition, &["new key id"]);
+        served.wait_bad_for(Code::FailedPrecondition, "new key id").await;
     }
     for kind in ["chacha20-poly1305", "aes128-gcm96"] {
         let key = stage.bao.key(&stage.name, kind);

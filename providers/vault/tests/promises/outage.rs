@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use sidekey_e2e::gateway::{Fault, Gateway};
+use sidekey_e2e::wait::PATIENCE;
 use sidekey_e2e::{OpenBao, Scratch, eventually};
 use tokio::task::JoinHandle;
 use tonic::Code;
@@ -30,7 +31,7 @@ async fn a_sealed_or_restarted_server_is_an_honest_outage_that_heals_by_itself()
 
     server.process().kill().unwrap();
     failed(served.kms.decrypt(&sealed).await, Code::Unavailable, &[]);
-    says(&served.wait_bad().await, Code::Unavailable, &[]);
+    served.wait_bad_for(Code::Unavailable, "").await;
     // Starts while the server is away: it waits, and says for what.
     served.restart(&stage).await;
     served.logs("probe of the key failed").await;
@@ -63,13 +64,12 @@ async fn too_many_requests_are_throttled_and_pass() {
     let mut served = stage.serve().await;
     let sealed = served.round_trip().await;
     stage.bao.limit("throttled", "throttled", 0.1).await.unwrap();
-    let throttled =
-        eventually("a call is throttled", Duration::from_secs(60), async || {
-            match served.kms.decrypt(&sealed).await {
-                Err(error) if error.code() == Code::ResourceExhausted => Ok(error),
-                other => anyhow::bail!("{other:?}"),
-            }
-        });
+    let throttled = eventually("a call is throttled", PATIENCE, async || {
+        match served.kms.decrypt(&sealed).await {
+            Err(error) if error.code() == Code::ResourceExhausted => Ok(error),
+            other => anyhow::bail!("{other:?}"),
+        }
+    });
     says(&throttled.await.unwrap(), Code::ResourceExhausted, &["429"]);
     served.wait_bad_for(Code::ResourceExhausted, "").await;
     assert!(served.metric("kms_errors_total", &[("kind", "throttled")]).await >= 1.0);
@@ -112,15 +112,14 @@ async fn a_sick_key_does_not_slow_another() {
     // Whoever has less time is told so in that time.
     let error = sick.within(Duration::from_secs(3)).decrypt(&sealed).await.unwrap_err();
     assert!(matches!(error.code(), Code::DeadlineExceeded | Code::Unavailable), "{error}");
-    let down = eventually("key 2 is down", Duration::from_secs(60), async || {
+    let down = eventually("key 2 is down", PATIENCE, async || {
         anyhow::ensure!(sick.status().await.is_err(), "it is not");
         Ok(())
     });
     down.await.unwrap();
     served.round_trip().await;
     gateway.heal();
-    let healed =
-        eventually("key 2 is well", Duration::from_secs(60), async || Ok(sick.status().await?));
+    let healed = eventually("key 2 is well", PATIENCE, async || Ok(sick.status().await?));
     assert_eq!(healed.await.unwrap().key_id, sealed.key_id);
     sick.round_trip(PLAINTEXT).await.unwrap();
 }

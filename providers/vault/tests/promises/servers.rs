@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use serde_json::json;
 use sidekey_e2e::gateway::{Fault, Gateway};
 use sidekey_e2e::openbao::{Cluster, NAMED};
 use sidekey_e2e::pki::Authority;
 use sidekey_e2e::ports::Port;
+use sidekey_e2e::wait::PATIENCE;
 use sidekey_e2e::{OpenBao, Scratch};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
@@ -94,7 +94,7 @@ async fn one_of_several_addresses_may_be_down_or_hang() {
         for fault in [Fault::Cut, Fault::Hang] {
             away.inject(fault);
             let seen = other.requests();
-            sidekey_e2e::eventually("the other one is used", Duration::from_secs(60), async || {
+            sidekey_e2e::eventually("the other one is used", PATIENCE, async || {
                 anyhow::ensure!(other.requests() > seen + 5, "not yet");
                 Ok(())
             })
@@ -154,7 +154,7 @@ async fn a_cluster_fails_over_and_a_standby_redirects() {
     served.reads(&sealed).await;
     cluster.nodes()[new].process().kill().unwrap();
     cluster.active().await.unwrap();
-    let again = sidekey_e2e::eventually("it serves again", Duration::from_secs(60), async || {
+    let again = sidekey_e2e::eventually("it serves again", PATIENCE, async || {
         served.kms.round_trip(PLAINTEXT).await
     });
     assert_eq!(again.await.unwrap().key_id, sealed.key_id);

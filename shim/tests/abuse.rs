@@ -23,8 +23,8 @@ use sidekey_core::proto::v2::key_management_service_client::KeyManagementService
 use support::plugin::Plugin;
 use support::shim::{Shim, document, key};
 use support::{
-    Authority, Pair, SERVER, SHIM, Use, World, decrypt, dial, encrypt, eventually, raw_handshake,
-    status, write,
+    Authority, Pair, SERVER, SHIM, Use, World, decrypt, dial, encrypt, eventually, free_address,
+    raw_handshake, status, write,
 };
 use tonic::Code;
 
@@ -250,10 +250,7 @@ async fn silent_connections_to_admin_tls_do_not_keep_the_operator_out() {
     let plugin = Plugin::start(&directory.path().join("plugin.sock")).await;
     let pair = world.authority.issue(Use::Server, &[SERVER, "127.0.0.1"]);
     let files = write(&directory.path().join("tls"), &world.authority.pem, &pair);
-    // A port that was free just now.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
+    let address = free_address();
     let mut document = document(directory.path(), 1, &[key(1, "write", &[&plugin])]);
     document["adminTls"] = json!({
         "listen": address.to_string(), "ca": files.ca, "cert": files.cert, "key": files.key,

@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::net::{SocketAddr, TcpListener as StdTcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sidekey_shim::tls::{Identity, TlsFiles};
 use support::plugin::Plugin;
 use support::shim::{Shim, document, key};
-use support::{Authority, PATIENCE, SERVER, SHIM, Use, World, eventually, write};
+use support::{Authority, PATIENCE, SERVER, SHIM, Use, World, eventually, free_address, write};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -115,7 +115,7 @@ async fn at_a_start_certificates_that_cannot_be_used_close_admin_tls_and_nothing
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
     let plugin = Plugin::start(&directory.join("beside.sock")).await;
-    let address = StdTcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = free_address();
     let files = world.server_files();
     let good = std::fs::read(&files.ca).unwrap();
     std::fs::write(&files.ca, "no certificate").unwrap();

@@ -169,6 +169,12 @@ impl World {
     }
 }
 
+/// An address that nobody listens on. Other connections of this machine take their ports from
+/// another address, so that none of them takes this one before it is listened on.
+pub fn free_address() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.2:0").unwrap().local_addr().unwrap()
+}
+
 /// Connects as the shim does.
 pub async fn dial(
     identity: &Identity,

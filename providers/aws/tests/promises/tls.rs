@@ -36,7 +36,7 @@ async fn start(name: &str, authority: &Authority, bundle: &str) -> Scene {
     let path = dir.join("bundle.pem");
     fs::write(&path, bundle).unwrap();
     let config = json!({
-        "probe": {"interval": "1s", "timeout": "2s", "coast": "3s"},
+        "probe": {"interval": "1s", "timeout": "10s", "coast": "25s"},
         "keys": [{
             "id": 1, "listen": aws.dir().join("kms.sock"),
             "kek": {"key": aws.key, "region": REGION},

@@ -96,10 +96,8 @@ impl Provider for Aws {
 
     async fn key_id(&self) -> Result<KeyId, Error> {
         let known = self.kek().clone();
-        let kek = known.refreshed(&self.client).await?;
-        let key_id = kek.version().key_id();
-        *self.kek() = kek;
-        key_id
+        let new = known.refreshed(&self.client).await?;
+        self.keep(&known, new).key_id()
     }
 
     async fn encrypt(
@@ -160,6 +158,17 @@ impl Aws {
     /// Every change of it is one assignment, which a panic cannot leave half done.
     fn kek(&self) -> MutexGuard<'_, Kek> {
         self.kek.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over what KMS has said of `known`. What a verification has told of the material since
+    /// KMS was asked is newer.
+    fn keep(&self, known: &Kek, mut new: Kek) -> Version {
+        let mut kek = self.kek();
+        if kek.arn == new.arn && kek.material != known.material {
+            new.material = kek.material.clone();
+        }
+        *kek = new;
+        kek.version()
     }
 
     /// Which key unwraps what `key_id` names, and its ARN.

@@ -86,6 +86,19 @@ async fn a_rotation_between_two_probes_is_told_by_the_verification() {
 }
 
 #[tokio::test]
+async fn a_look_that_began_before_a_verification_takes_back_nothing_of_what_that_told() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let known = key.kek().clone();
+    let late = known.refreshed(&key.client).await.unwrap();
+    fake.state().keys.get_mut(A).unwrap().push(material(9));
+    let sealed = key.encrypt(&version(A, 1), b"seed", &call()).await.unwrap();
+    key.verify(&sealed, &call()).await.unwrap();
+    assert_eq!(key.keep(&known, late).key_id().unwrap(), version(A, 9));
+    assert_eq!(key.kek().version().key_id().unwrap(), version(A, 9));
+}
+
+#[tokio::test]
 async fn without_the_permission_key_id_is_the_arn_alone_and_stays_so() {
     let fake = Fake::start().await;
     fake.state().refuse.insert("DescribeKey".into(), "AccessDeniedException");

@@ -1,8 +1,8 @@
 //! The provider for AWS KMS: symmetric keys, aliases, multi-region keys.
 //!
-//! It wraps with kms:Encrypt and unwraps with kms:Decrypt, always naming the key, under the
-//! configured encryption context. It is a drop-in for kubernetes-sigs/aws-encryption-provider: it
-//! takes its flags, reads what it wrote, and writes what it reads.
+//! It wraps with kms:Encrypt and unwraps with kms:Decrypt, naming the key, under the configured
+//! encryption context. It is a drop-in for kubernetes-sigs/aws-encryption-provider: it takes its
+//! flags, reads what it wrote, and writes what it reads.
 //!
 //! It refuses to use a key that the configuration does not lead to, whatever a key_id from etcd
 //! says; to take a re-pointed alias for the same key; and to change anything at AWS, but for the new
@@ -19,7 +19,9 @@
 //! the alias is pointed at another key, that key is tried first, and then announced under its own
 //! ARN: never as the same key. What the former key wrapped stays readable, because its key_id
 //! names it, and Decrypt asks for just that key. An alias can only point at keys of its own account
-//! and region, so that is how far a key_id can lead.
+//! and region, so that is how far a key_id can lead. What the replaced plugin wrote under the alias
+//! names no key: where the present one did not wrap it, KMS is asked without naming one, and what
+//! a key further away has wrapped is not given out.
 
 mod arn;
 mod client;

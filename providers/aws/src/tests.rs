@@ -163,6 +163,24 @@ async fn an_alias_that_is_moved_is_another_key_and_old_data_stays_readable() {
 }
 
 #[tokio::test]
+async fn what_a_key_of_another_account_wrapped_is_not_given_out_under_the_alias_alone() {
+    const FOREIGN: &str = "arn:aws:kms:us-east-1:999922223333:key/cccccccc";
+    let fake = Fake::start().await;
+    fake.state().keys.insert(FOREIGN.into(), vec![material(3)]);
+    let mut sealed = wrap(&fake.key(FOREIGN).await, b"seed").await;
+    let key = fake.key("alias/etcd").await;
+    sealed.key_id = key_id("alias/etcd");
+    let asked = fake.count("Decrypt");
+    assert_eq!(unwrap(&key, &sealed).await, Err(Kind::KeyState));
+    assert_eq!(fake.count("Decrypt"), asked + 2, "by the present key, then by none");
+    // Where an ARN is configured nothing is asked without a name.
+    assert_eq!(unwrap(&fake.key(A).await, &sealed).await, Err(Kind::KeyState));
+    let state = fake.state();
+    let unnamed = state.calls.iter().filter(|(op, key, _)| op == "Decrypt" && key.is_empty());
+    assert_eq!(unnamed.count(), 1);
+}
+
+#[tokio::test]
 async fn an_alias_that_is_moved_to_a_key_we_may_not_use_changes_nothing() {
     let fake = Fake::start().await;
     let key = fake.key("alias/etcd").await;

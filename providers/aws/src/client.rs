@@ -415,16 +415,13 @@ fn connections(config: &Config, files: &Files) -> Result<Arc<Http>, Error> {
     let path = config.ca_bundle(&environment);
     let bundle = path.as_deref().map(|path| files.secret(path)).transpose()?;
     let bundle = bundle.map(|bundle| sidekey_core::sha256(bundle.expose()));
-    let ways = (bundle, settings.connect_timeout(), settings.proxy);
-    if let Some(http) = CONNECTIONS.find(&ways) {
-        return Ok(http);
-    }
-    // Bundles of the system, too, are given here, and hold certificates that no TLS library takes.
-    let trust = Trust::new(path.as_deref(), Unusable::Skip, None, files, "settings.caBundle")?;
-    let limits = Limits { connect: ways.1, answer: MAX_ANSWER, ..Limits::default() };
-    let http = Arc::new(Http::new(&trust, Proxy::new(ways.2.as_deref()), limits));
-    CONNECTIONS.keep(ways, &http);
-    Ok(http)
+    let (connect, proxy) = (settings.connect_timeout(), settings.proxy);
+    CONNECTIONS.get((bundle, connect, proxy.clone()), || {
+        // Bundles of the system, too, are given here, and hold certificates that no TLS library takes.
+        let trust = Trust::new(path.as_deref(), Unusable::Skip, None, files, "settings.caBundle")?;
+        let limits = Limits { connect, answer: MAX_ANSWER, ..Limits::default() };
+        Ok(Http::new(&trust, Proxy::new(proxy.as_deref()), limits))
+    })
 }
 
 #[cfg(test)]

@@ -11,15 +11,10 @@ use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use aws_smithy_runtime_api::client::result::{ConnectorError, SdkError};
 use aws_smithy_types::error::metadata::ProvideErrorMetadata;
 use sidekey_core::{Error, Kind};
-use sidekey_rest::codes::{Code, Refusal, chain};
-
-const fn code(action: &'static str, code: &'static str, kind: Kind, hint: &'static str) -> Code {
-    Code { action, code, kind, hint }
-}
+use sidekey_rest::codes::{Code, Refusal, chain, code};
 
 const ROTATE: &str = "kms:RotateKeyOnDemand";
 const STS: &str = "sts:";
-const NOT_AWS: &str = "it is not AWS that says so: see what stands before it";
 const XKS: &str =
     "the external key store does not answer: see to its proxy, or connect the key store";
 
@@ -113,11 +108,7 @@ fn refused(refusal: Refusal<'_>) -> Error {
     {
         return refusal.error(Kind::Unavailable, XKS);
     }
-    // AWS gives every refusal a code. A firewall or a portal in its place does not, and may pass.
-    if refusal.code.is_none() && matches!(refusal.status, 401 | 403) {
-        return refusal.error(Kind::Unavailable, NOT_AWS);
-    }
-    let error = refusal.explain(CODES);
+    let error = refusal.explain_of("AWS", CODES);
     if is_one(refusal.code, CREDENTIALS) { error.after_reload() } else { error }
 }
 

@@ -56,7 +56,7 @@ pub(crate) fn is_material(text: &str) -> bool {
 /// Finds the key for what `key_id` names, which comes from etcd and may be forged. `name` is the
 /// key as configured, `current` the one that it stands for now.
 ///
-/// No key outside the configured one's reach is ever asked for: the KEK itself, a replica of it,
+/// No key outside the configured one's reach is ever named: only the KEK itself, a replica of it,
 /// or, where an alias is configured, a key that this alias may have pointed at.
 pub(crate) fn target(key_id: &KeyId, name: &KeyName, current: &KeyArn) -> Result<Target, Error> {
     let unknown = |why: &str, hint: &'static str| {

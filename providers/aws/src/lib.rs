@@ -1,8 +1,8 @@
 //! The provider for AWS KMS: symmetric keys, aliases, multi-region keys.
 //!
-//! It wraps with kms:Encrypt and unwraps with kms:Decrypt, always naming the key, under the
-//! configured encryption context. It is a drop-in for kubernetes-sigs/aws-encryption-provider: it
-//! takes its flags, reads what it wrote, and writes what it reads.
+//! It wraps with kms:Encrypt and unwraps with kms:Decrypt, naming the key, under the configured
+//! encryption context. It is a drop-in for kubernetes-sigs/aws-encryption-provider: it takes its
+//! flags, reads what it wrote, and writes what it reads.
 //!
 //! It refuses to use a key that the configuration does not lead to, whatever a key_id from etcd
 //! says; to take a re-pointed alias for the same key; and to change anything at AWS, but for the new
@@ -19,7 +19,9 @@
 //! the alias is pointed at another key, that key is tried first, and then announced under its own
 //! ARN: never as the same key. What the former key wrapped stays readable, because its key_id
 //! names it, and Decrypt asks for just that key. An alias can only point at keys of its own account
-//! and region, so that is how far a key_id can lead.
+//! and region, so that is how far a key_id can lead. What the replaced plugin wrote under the alias
+//! names no key: where the present one did not wrap it, KMS is asked without naming one, and what
+//! a key further away has wrapped is not given out.
 
 mod arn;
 mod client;
@@ -96,10 +98,8 @@ impl Provider for Aws {
 
     async fn key_id(&self) -> Result<KeyId, Error> {
         let known = self.kek().clone();
-        let kek = known.refreshed(&self.client).await?;
-        let key_id = kek.version().key_id();
-        *self.kek() = kek;
-        key_id
+        let new = known.refreshed(&self.client).await?;
+        self.keep(&known, new).key_id()
     }
 
     async fn encrypt(
@@ -160,6 +160,17 @@ impl Aws {
     /// Every change of it is one assignment, which a panic cannot leave half done.
     fn kek(&self) -> MutexGuard<'_, Kek> {
         self.kek.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over what KMS has said of `known`. What a verification has told of the material since
+    /// KMS was asked is newer.
+    fn keep(&self, known: &Kek, mut new: Kek) -> Version {
+        let mut kek = self.kek();
+        if kek.arn == new.arn && kek.material != known.material {
+            new.material = kek.material.clone();
+        }
+        *kek = new;
+        kek.version()
     }
 
     /// Which key unwraps what `key_id` names, and its ARN.

@@ -86,6 +86,19 @@ async fn a_rotation_between_two_probes_is_told_by_the_verification() {
 }
 
 #[tokio::test]
+async fn a_look_that_began_before_a_verification_takes_back_nothing_of_what_that_told() {
+    let fake = Fake::start().await;
+    let key = fake.key(A).await;
+    let known = key.kek().clone();
+    let late = known.refreshed(&key.client).await.unwrap();
+    fake.state().keys.get_mut(A).unwrap().push(material(9));
+    let sealed = key.encrypt(&version(A, 1), b"seed", &call()).await.unwrap();
+    key.verify(&sealed, &call()).await.unwrap();
+    assert_eq!(key.keep(&known, late).key_id().unwrap(), version(A, 9));
+    assert_eq!(key.kek().version().key_id().unwrap(), version(A, 9));
+}
+
+#[tokio::test]
 async fn without_the_permission_key_id_is_the_arn_alone_and_stays_so() {
     let fake = Fake::start().await;
     fake.state().refuse.insert("DescribeKey".into(), "AccessDeniedException");
@@ -147,6 +160,24 @@ async fn an_alias_that_is_moved_is_another_key_and_old_data_stays_readable() {
         assert_eq!(unwrap(key, &new).await.as_deref(), Ok(&b"new"[..]));
         assert_eq!(unwrap(key, &by_old_plugin).await.as_deref(), Ok(&b"old"[..]));
     }
+}
+
+#[tokio::test]
+async fn what_a_key_of_another_account_wrapped_is_not_given_out_under_the_alias_alone() {
+    const FOREIGN: &str = "arn:aws:kms:us-east-1:999922223333:key/cccccccc";
+    let fake = Fake::start().await;
+    fake.state().keys.insert(FOREIGN.into(), vec![material(3)]);
+    let mut sealed = wrap(&fake.key(FOREIGN).await, b"seed").await;
+    let key = fake.key("alias/etcd").await;
+    sealed.key_id = key_id("alias/etcd");
+    let asked = fake.count("Decrypt");
+    assert_eq!(unwrap(&key, &sealed).await, Err(Kind::KeyState));
+    assert_eq!(fake.count("Decrypt"), asked + 2, "by the present key, then by none");
+    // Where an ARN is configured nothing is asked without a name.
+    assert_eq!(unwrap(&fake.key(A).await, &sealed).await, Err(Kind::KeyState));
+    let state = fake.state();
+    let unnamed = state.calls.iter().filter(|(op, key, _)| op == "Decrypt" && key.is_empty());
+    assert_eq!(unnamed.count(), 1);
 }
 
 #[tokio::test]

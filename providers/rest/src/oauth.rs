@@ -20,7 +20,7 @@ use zeroize::Zeroizing;
 
 use crate::address::Address;
 use crate::body::{form, read};
-use crate::codes::{Code, Refusal};
+use crate::codes::{Code, Refusal, code};
 use crate::http::{Answer, Http, Request, secret_header};
 use crate::lease::{Grant, LeftAlone, Source};
 
@@ -73,16 +73,17 @@ pub struct TokenEndpoint {
 
 /// What OAuth's own codes mean (RFC 6749, 5.2).
 const CODES: [Code; 6] = [
-    code("invalid_client", Kind::Denied, "check the client and its secret or certificate"),
+    code("", "invalid_client", Kind::Denied, "check the client and its secret or certificate"),
     code(
+        "",
         "invalid_grant",
         Kind::Denied,
         "the token or assertion that was sent has expired or is not accepted",
     ),
-    code("unauthorized_client", Kind::Denied, "let this client use this kind of login"),
-    code("access_denied", Kind::Denied, "check what this client may do"),
-    code("invalid_scope", Kind::Config, "check the scope"),
-    code("temporarily_unavailable", Kind::Unavailable, "the issuer of tokens is overloaded"),
+    code("", "unauthorized_client", Kind::Denied, "let this client use this kind of login"),
+    code("", "access_denied", Kind::Denied, "check what this client may do"),
+    code("", "invalid_scope", Kind::Config, "check the scope"),
+    code("", "temporarily_unavailable", Kind::Unavailable, "the issuer of tokens is overloaded"),
 ];
 
 #[derive(Deserialize)]
@@ -101,10 +102,6 @@ struct Refused {
     error_description: String,
     #[serde(default, rename = "errorCode")]
     code: Option<String>,
-}
-
-const fn code(code: &'static str, kind: Kind, hint: &'static str) -> Code {
-    Code { action: "", code, kind, hint }
 }
 
 impl Signer {

@@ -100,7 +100,7 @@ pub fn bundle(set: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// The bundle of the system, if there is one; images without a distribution name theirs.
-pub fn system_bundle() -> Option<PathBuf> {
+fn system_bundle() -> Option<PathBuf> {
     let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
     let named = named.filter(|path| path.is_absolute());
     named.or_else(|| SYSTEM_BUNDLES.iter().map(PathBuf::from).find(|path| path.exists()))

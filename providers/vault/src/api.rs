@@ -10,7 +10,7 @@ use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, USER_AGENT};
 use http::{Method, Uri};
 use serde::Deserialize;
 use sidekey_core::{Error, Kind};
-use sidekey_rest::codes::{Code, Refusal};
+use sidekey_rest::codes::{Code, Refusal, code};
 use sidekey_rest::servers::{Judge, Verdict};
 use sidekey_rest::{Address, Answer, Request};
 
@@ -28,22 +28,18 @@ const AGENT: &str = concat!("sidekey-vault/", env!("CARGO_PKG_VERSION"));
 /// they are what its health endpoint answers on a secondary for disaster recovery, and on a
 /// performance standby; a balancer may pass them on.
 const CODES: [Code; 7] = [
-    code("404", Kind::KeyState, "check namespace, mount and name"),
-    code("405", Kind::Config, "see whether a transit engine is mounted there"),
-    code("412", Kind::Unavailable, "a replica does not know our token yet"),
-    code("429", Kind::Throttled, "raise the rate limit quota of the mount"),
-    code("472", Kind::Unavailable, "this cluster is a standby for disasters"),
-    code("473", Kind::Unavailable, "see the log of the server"),
-    code("503", Kind::Unavailable, "the server may be sealed: see `status` on it"),
+    code("", "404", Kind::KeyState, "check namespace, mount and name"),
+    code("", "405", Kind::Config, "see whether a transit engine is mounted there"),
+    code("", "412", Kind::Unavailable, "a replica does not know our token yet"),
+    code("", "429", Kind::Throttled, "raise the rate limit quota of the mount"),
+    code("", "472", Kind::Unavailable, "this cluster is a standby for disasters"),
+    code("", "473", Kind::Unavailable, "see the log of the server"),
+    code("", "503", Kind::Unavailable, "the server may be sealed: see `status` on it"),
 ];
 
 #[derive(Deserialize)]
 struct Errors {
     errors: Vec<String>,
-}
-
-const fn code(code: &'static str, kind: Kind, hint: &'static str) -> Code {
-    Code { action: "", code, kind, hint }
 }
 
 /// A request to a path of the API, in a namespace.

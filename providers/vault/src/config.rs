@@ -160,7 +160,7 @@ impl Config {
 
     /// The CA bundle to trust; none for the public CAs that are built in.
     pub(crate) fn bundle(&self) -> Option<PathBuf> {
-        self.own_bundle().or_else(tls::system_bundle)
+        tls::bundle(self.settings.tls.ca_file.as_deref())
     }
 
     /// The CA bundle that was chosen for these servers.
@@ -227,13 +227,7 @@ impl Settings {
                 Some(_) => "address".to_owned(),
                 None => format!("addresses[{index}]"),
             };
-            match Address::parse(text) {
-                Err(why) => problems.add(&path, &why),
-                Ok(address) => {
-                    let allowed = self.allow_plaintext == Some(true);
-                    address.check_exposed(&path, allowed, problems);
-                }
-            }
+            Address::check(&path, text, self.allow_plaintext == Some(true), problems);
         }
         check_path("authNamespace", &self.auth_namespace, problems);
         let former = self.former_keks.as_deref().unwrap_or_default();

@@ -19,8 +19,9 @@ use http::{HeaderValue, Method, StatusCode};
 use serde::Deserialize;
 use sidekey_core::{Error, Files, Kind, Secret, sha256};
 use sidekey_rest::lease::{Grant, Held, Source};
-use sidekey_rest::secret_header;
-use sidekey_rest::{Answer, Http, Lease, Limits, Proxy, Request, Servers, Shared, read};
+use sidekey_rest::{
+    Answer, Http, Lease, Limits, Proxy, Request, Servers, Shared, fingerprint, read, secret_header,
+};
 use tokio::time::Instant;
 
 use crate::api;
@@ -108,7 +109,12 @@ impl Known {
 impl Session {
     /// The session of this configuration, which may be in use already.
     pub(crate) fn shared(config: &Config, files: &Files) -> Result<Arc<Self>, Error> {
-        SESSIONS.get(fingerprint(config, files), || Self::new(config, files))
+        // What makes two keys share one: where they go, who they are, and the very contents of files.
+        let (to, space, bundle) = (config.addresses(), config.auth_namespace(), config.bundle());
+        let (name, timeouts, pair) = (config.server_name(), config.timeouts(), config.pair());
+        let settings = (to, space, bundle, name, timeouts, pair, &config.credentials);
+        let made_of = fingerprint(&format!("{settings:?}"), &config.files(), files);
+        SESSIONS.get(made_of, || Self::new(config, files))
     }
 
     fn new(config: &Config, files: &Files) -> Result<Self, Error> {
@@ -379,20 +385,6 @@ fn credential(auth: &Auth, namespace: &str, config: &Config, files: &Files) -> [
         parts.extend(files.secret(&pair.cert).ok().map(|cert| sha256(cert.expose())));
     }
     sha256(&parts.concat())
-}
-
-/// What makes two keys share a session: where they go, who they are, and the very contents of
-/// the files.
-fn fingerprint(config: &Config, files: &Files) -> [u8; 32] {
-    let (to, space, bundle) = (config.addresses(), config.auth_namespace(), config.bundle());
-    let (name, timeouts, pair) = (config.server_name(), config.timeouts(), config.pair());
-    let mut text =
-        format!("{:?}\n{:?}", (to, space, bundle, name, timeouts, pair), config.credentials);
-    for path in config.files() {
-        let content = files.secret(&path).map(|secret| sha256(secret.expose()));
-        text.push_str(&format!("{path:?} {:?}\n", content.ok()));
-    }
-    sha256(text.as_bytes())
 }
 
 #[cfg(test)]

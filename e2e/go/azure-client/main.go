@@ -30,6 +30,8 @@ type input struct {
 	CertificateClient, Certificate  string
 	FederatedClient, Federated      string
 	Aes                             bool
+	// Keys that cannot be used: nothing else is asked then.
+	Refused []string
 }
 
 func main() {
@@ -62,11 +64,30 @@ func run(ctx context.Context, in input) error {
 		if err != nil {
 			return err
 		}
+		if len(in.Refused) > 0 {
+			if name == "secret" {
+				refusals(ctx, client, in)
+			}
+			continue
+		}
 		if err := roundTrip(ctx, client, name, in); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// refusals say what comes of each key that cannot be used.
+func refusals(ctx context.Context, client *azkeys.Client, in input) {
+	algorithm := azkeys.EncryptionAlgorithmRSAOAEP256
+	if in.Aes {
+		algorithm = azkeys.EncryptionAlgorithmA256GCM
+	}
+	parameters := azkeys.KeyOperationParameters{Algorithm: &algorithm, Value: []byte("plaintext")}
+	for _, key := range in.Refused {
+		_, err := client.Encrypt(ctx, key, "", parameters, nil)
+		refused(key, err)
+	}
 }
 
 // options lead every name to the one address, and try nothing twice.
@@ -165,7 +186,11 @@ func refused(step string, err error) {
 		say(map[string]any{"step": step, "error": fmt.Sprint(err)})
 		return
 	}
-	say(map[string]any{"step": step, "status": response.StatusCode, "code": response.ErrorCode})
+	said := map[string]any{"step": step, "status": response.StatusCode, "code": response.ErrorCode}
+	if pause := response.RawResponse.Header.Get("Retry-After"); pause != "" {
+		said["pause"] = pause
+	}
+	say(said)
 }
 
 func say(value any) {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod proofs;
+mod rotation;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -136,40 +137,6 @@ async fn a_key_serves_only_after_its_first_proof() {
     assert!(process.supervisor.shared.pending().is_empty());
     let sealed = process.encrypt(1).await.unwrap();
     assert_eq!(process.decrypt(1, &sealed).await.unwrap(), [9; 32]);
-}
-
-#[tokio::test]
-async fn rotation_at_the_kms_moves_key_id_and_never_back() {
-    let kms = ScriptedKms::new("rotation");
-    let mut process = Process::new();
-    process.apply(json!([process.key(1, "rotation")])).await.unwrap();
-    process.until_healthy(1).await;
-    let old = process.encrypt(1).await.unwrap();
-    kms.set(|state| state.version = 2);
-    process.until(1, |status| key_id(status) == Some("1/2")).await;
-    assert_eq!(process.encrypt(1).await.unwrap().key_id, "1/2");
-    assert_eq!(process.decrypt(1, &old).await.unwrap(), [9; 32]);
-    // A lagging replica of the KMS names the old version again.
-    let probes = kms.ask(|state| state.encrypts);
-    kms.set(|state| state.version = 1);
-    let deadline = Instant::now() + PATIENCE;
-    while kms.ask(|state| state.encrypts) < probes + 3 {
-        assert!(Instant::now() < deadline, "it does not probe any more");
-        assert_eq!(process.status(1).await.unwrap(), "1/2");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert_eq!(process.encrypt(1).await.unwrap().key_id, "1/2");
-}
-
-#[tokio::test]
-async fn an_unpinned_version_is_announced_before_it_is_used() {
-    let kms = ScriptedKms::new("unpinned");
-    let process = Process::calm("unpinned").await;
-    kms.set(|state| state.wraps_with = Some(2));
-    // No probe has seen the new version: the call that meets it is the first to know.
-    assert_eq!(code(process.encrypt(1).await), Code::Unavailable);
-    process.until(1, |status| key_id(status) == Some("1/2")).await;
-    assert_eq!(process.encrypt(1).await.unwrap().key_id, "1/2");
 }
 
 #[tokio::test]

@@ -167,7 +167,9 @@ fn listed(text: &str) -> Result<BTreeMap<u32, Listed>, Error> {
         .map_err(|error| bad(&format!("KP_DATA_JSON cannot be read: {error}")))?;
     let numbered = listed.into_iter().map(|(version, key)| {
         let text = format!("KP_DATA_JSON: {version:?} is no version of a key");
-        Ok((version.parse().map_err(|_| bad(&text))?, key))
+        // Two spellings of one number would be two keys, of which one is lost.
+        let number = version.parse().ok().filter(|number: &u32| number.to_string() == version);
+        Ok((number.ok_or_else(|| bad(&text))?, key))
     });
     numbered.collect()
 }

@@ -26,6 +26,8 @@ pub enum KeyKind {
     FreshRsa,
     /// An AES key of a Managed HSM.
     Aes,
+    /// One of 128 bits, which A256GCM cannot use.
+    ShortAes,
     /// An elliptic curve, which encrypts nothing.
     Ec,
 }
@@ -76,8 +78,8 @@ impl Version {
                 let key = PrivateDecryptingKey::generate(KeySize::Rsa2048)?;
                 Material::Rsa(Box::new(Rsa::new(key.as_der()?.as_ref())?))
             }
-            KeyKind::Aes => {
-                let mut key = vec![0; 32];
+            KeyKind::Aes | KeyKind::ShortAes => {
+                let mut key = vec![0; if kind == KeyKind::Aes { 32 } else { 16 }];
                 SystemRandom::new().fill(&mut key)?;
                 Material::Aes(key)
             }
@@ -89,8 +91,9 @@ impl Version {
 
     /// What a rotation makes of it.
     pub(super) fn successor(&self) -> KeyKind {
-        match self.material {
+        match &self.material {
             Material::Rsa(_) => KeyKind::FreshRsa,
+            Material::Aes(key) if key.len() < 32 => KeyKind::ShortAes,
             Material::Aes(_) => KeyKind::Aes,
             Material::Ec => KeyKind::Ec,
         }

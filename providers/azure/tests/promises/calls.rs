@@ -29,6 +29,15 @@ async fn encrypt_costs_one_call_and_its_verification_decrypt_one_status_none() {
     assert_eq!(stage.fake.all_calls(), later, "Status costs nothing");
     assert_eq!(stage.fake.calls("token"), 1, "one login for all of it");
     assert_eq!(stage.fake.calls("challenge"), 0, "the SDK's first request is answered here");
+    let metrics = served.plugin.metrics().await.unwrap();
+    for (operation, requests) in [("encrypt", 11), ("decrypt", 22)] {
+        let counted = |purpose: &str| {
+            let labels = [("operation", operation), ("purpose", purpose)];
+            metrics.sum("kms_backend_calls_total", &labels) as u64
+        };
+        assert_eq!(counted("request"), requests, "{operation}");
+        assert_eq!(counted("probe") + requests, stage.fake.calls(operation), "{operation}");
+    }
 }
 
 #[tokio::test]

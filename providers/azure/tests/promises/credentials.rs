@@ -4,6 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use sidekey_e2e::fakes::azure::{KeyKind, TENANT};
+use sidekey_e2e::shim::publish;
 use sidekey_e2e::wait::BROKEN;
 use tonic::Code;
 
@@ -186,14 +187,17 @@ async fn files_that_azure_json_and_variables_name_are_followed() {
     served.reads(&sealed).await;
     served.plugin.process().kill().unwrap();
 
-    // ARO's identity file: what it names from now on is another client.
-    let identity = |client: &str| {
+    // ARO's identity file, in a volume of a secrets store: nobody writes into the file itself. What
+    // it names from now on is another client.
+    let (volume, mut swaps) = (stage.scratch.subdir("certs").unwrap(), 0);
+    let mut identity = |client: &str| {
         let secret = STANDARD.encode(OPEN_PKCS12);
         let identity = json!({
             "client_id": client, "client_secret": secret, "tenant_id": TENANT,
             "authentication_endpoint": stage.fake.url(),
         });
-        stage.write("identity.json", &identity.to_string())
+        publish(&volume, &mut swaps, &[("identity", &identity.to_string())]).unwrap();
+        volume.join("identity")
     };
     let other = "55555555-8888-7777-6666-555555555555";
     stage.fake.service().certificate(other, &certificate()).unwrap();

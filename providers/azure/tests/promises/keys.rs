@@ -82,10 +82,16 @@ async fn a_key_made_anew_under_the_same_name_is_another_one() {
 }
 
 #[tokio::test]
-async fn a_key_of_another_kind_is_refused_with_what_to_do() {
-    let stage = Stage::with("kind", VAULT, KeyKind::Ec).await;
-    let mut served = stage.spawn(&stage.document()).await;
-    served.wait_bad(Code::FailedPrecondition, "RSA key of 2048 to 4096 bits").await;
+async fn a_key_of_another_kind_or_size_is_refused_with_what_to_do() {
+    for (host, kind, hint) in [
+        (VAULT, KeyKind::Ec, "RSA key of 2048 to 4096 bits"),
+        // What describes an AES key does not tell its size.
+        (HSM, KeyKind::ShortAes, "AES of 256 bits"),
+    ] {
+        let stage = Stage::with("kind", host, kind).await;
+        let mut served = stage.spawn(&stage.document()).await;
+        served.wait_bad(Code::FailedPrecondition, hint).await;
+    }
 }
 
 #[tokio::test]

@@ -101,11 +101,13 @@ fn what_is_wrong_is_told_and_quotes_no_key() {
     let pods = json!({"1": listed(KEY, true)}).to_string();
     let mixed = json!({"1": listed(KEY, true), "2": listed(KEY, false)}).to_string();
     let odd = json!({"one": listed(KEY, false)}).to_string();
+    let twice = json!({"1": listed(KEY, false), "01": listed(OTHER, false)}).to_string();
     for (data, part) in [
         ("{", "cannot be read"),
         ("{}", "names no key"),
         ("[]", "cannot be read"),
         (&odd, "no version of a key"),
+        (&twice, "\"01\" is no version of a key"),
         (&mixed, "not the same for all"),
         (&one, "API_KEY is missing"),
         (&pods, "trusted profile"),

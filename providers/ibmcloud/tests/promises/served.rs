@@ -51,6 +51,14 @@ async fn a_call_costs_what_it_must_and_status_nothing() {
         served.kms.status().await.unwrap();
     }
     assert_eq!(calls(), (wraps + 1, unwraps + 2, all + 3));
+    let metrics = served.plugin.metrics().await.unwrap();
+    let counted = |operation: &str, purpose: &str| {
+        let labels = [("operation", operation), ("purpose", purpose)];
+        metrics.sum("kms_backend_calls_total", &labels) as u64
+    };
+    let requests = ["encrypt", "decrypt"].map(|operation| counted(operation, "request"));
+    let probes = ["encrypt", "decrypt"].map(|operation| counted(operation, "probe"));
+    assert_eq!((requests, probes), ([1, 2], [wraps, unwraps]), "each is counted for its purpose");
 }
 
 #[tokio::test]

@@ -208,10 +208,8 @@ impl Engine {
         let mut bound = Vec::new();
         for spec in &config.listeners {
             if !self.listeners.contains_key(&spec.endpoint) {
-                bound.push((
-                    spec.endpoint.clone(),
-                    bind(&spec.endpoint, &config.options.socket).await?,
-                ));
+                let listener = bind(&spec.endpoint, &config.options.socket).await?;
+                bound.push((spec.endpoint.clone(), listener));
             }
         }
         Ok(bound)

@@ -382,11 +382,8 @@ impl RoutedKey {
     }
 
     fn not_proven(&self) -> Error {
-        let why = self
-            .health
-            .verdict()
-            .err()
-            .map_or_else(String::new, |trouble| format!(": {}", trouble.text));
+        let why = self.health.verdict().err().map(|trouble| format!(": {}", trouble.text));
+        let why = why.unwrap_or_default();
         Error::new(Kind::Unavailable, format!("write key {} has not been proven yet{why}", self.id))
     }
 }

@@ -52,3 +52,18 @@ async fn where_the_configuration_cannot_be_read_the_last_good_one_beside_listen_
     assert_eq!(shim.is_ready().await, key_id);
     assert!(shim.refuses().await.contains("not a mapping"));
 }
+
+#[tokio::test]
+async fn where_nothing_says_where_the_socket_is_the_last_good_one_beside_the_configuration_is_used()
+{
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let plugin = Plugin::start(&directory.join("a.sock")).await;
+    let mut shim =
+        Shim::start(directory, &document(directory, 1, &[key(1, "write", &[&plugin])])).await;
+    let key_id = shim.is_ready().await;
+    std::fs::remove_file(directory.join(".kms.sock.last-good.json")).unwrap();
+    shim.restart(&json!("no configuration")).await;
+    assert_eq!(shim.is_ready().await, key_id);
+    assert!(shim.refuses().await.contains("not a mapping"));
+}

@@ -13,6 +13,7 @@ mod licences;
 mod lines;
 mod manifests;
 mod metadata;
+mod promises;
 mod source;
 mod toolchain;
 

@@ -259,6 +259,9 @@ impl Drop for Listener {
         {
             tracing::warn!(endpoint = %self.endpoint, %error, "cannot remove the socket");
         }
+        if let Some(report) = &self.report {
+            report.forget(&self.endpoint);
+        }
     }
 }
 

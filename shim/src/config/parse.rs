@@ -248,11 +248,8 @@ fn listeners(
 }
 
 fn check_roles(keys: &[RoutedKeySpec], mode: Mode, problems: &mut Problems) {
-    let writers: Vec<String> = keys
-        .iter()
-        .filter(|key| key.role == KeyRole::Write)
-        .map(|key| key.id.to_string())
-        .collect();
+    let writers = keys.iter().filter(|key| key.role == KeyRole::Write);
+    let writers: Vec<String> = writers.map(|key| key.id.to_string()).collect();
     match writers.len() {
         1 => {}
         0 => problems.add("keys", "no key has the role write: exactly one must"),

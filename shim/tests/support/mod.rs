@@ -219,9 +219,14 @@ pub async fn eventually<T>(what: &str, mut condition: impl AsyncFnMut() -> Optio
     }
 }
 
+/// What `/metrics` says.
+pub fn metrics(proxy: &Proxy) -> String {
+    proxy.source().metrics()
+}
+
 /// The value of a metric with just these labels.
 pub fn metric(proxy: &Proxy, name: &str) -> i64 {
-    let text = proxy.source().metrics();
+    let text = metrics(proxy);
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     let Some(value) = line else { panic!("no metric {name} in\n{text}") };
     value.parse().unwrap()

@@ -242,15 +242,16 @@ impl Connections {
 
     /// A socket that was gone is back, or could not be made anew.
     pub(crate) fn socket(&self, endpoint: &Endpoint, remade: &Result<(), Error>) {
-        match remade {
-            Ok(()) => {
-                self.0.metrics.remade.inc();
-                self.0.lost.lock().remove(endpoint);
-            }
-            Err(error) => {
-                self.0.lost.lock().insert(endpoint.clone(), error.report());
-            }
-        }
+        let Err(error) = remade else {
+            self.0.metrics.remade.inc();
+            return self.forget(endpoint);
+        };
+        self.0.lost.lock().insert(endpoint.clone(), error.report());
+    }
+
+    /// Nobody wants that socket any more, or it is there.
+    pub(crate) fn forget(&self, endpoint: &Endpoint) {
+        self.0.lost.lock().remove(endpoint);
     }
 }
 

@@ -1,6 +1,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::time::Duration;
+
 use super::*;
+use crate::kms::server::Incoming;
+use crate::{Listener, SocketOptions};
 
 fn told(slots: &[Slot]) -> Vec<Option<CloseOrder>> {
     slots.iter().map(|slot| slot.0.order()).collect()
@@ -65,4 +69,29 @@ async fn of_those_with_more_than_their_share_the_longest_waiting_is_closed() {
     at_work.hold(1).unwrap();
     drop((long, waiting));
     at_work.hold(MAX_HELD).unwrap_err();
+}
+
+#[tokio::test]
+async fn a_socket_that_was_lost_is_told_of_for_as_long_as_it_is_wanted() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("kms.sock");
+    let (endpoint, options) = (Endpoint::Path(path.clone()), SocketOptions::default());
+    let (mut listener, _) = Listener::bind(&endpoint, &options).await.unwrap();
+    let connections = Connections::default();
+    listener.report_to(connections.clone());
+    std::fs::remove_file(&path).unwrap();
+    let _theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let lost = || connections.status()["sockets_lost"].clone();
+    let told = async {
+        while lost() == json!([]) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        _ = listener.next() => panic!("nobody can come"),
+        () = told => {}
+    }
+    // Its key was removed.
+    drop(listener);
+    assert_eq!(lost(), json!([]));
 }

@@ -38,6 +38,7 @@ pub mod load;
 pub mod local;
 pub mod metrics;
 pub mod netns;
+pub mod okms;
 pub mod openbao;
 pub mod operator;
 pub mod packages;

@@ -133,6 +133,15 @@ pub const KEYPROTECT_CLIENT: GoServer = GoServer {
     cost: "some seconds the first time",
 };
 
+/// OVHcloud's own client of OKMS, for the proof of our fake of that.
+pub const OKMS_CLIENT: GoServer = GoServer {
+    name: "okms-client",
+    version: "0.5.1",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/okms-client"),
+    ldflags: "",
+    cost: "some seconds the first time",
+};
+
 /// The Azure/kubernetes-kms that `sidekey-azure` takes the place of.
 pub const AZURE_KMS: GoServer = GoServer {
     name: "azure-kms",

@@ -15,6 +15,7 @@ use crate::fakes::{Fake, azure};
 use crate::gateway::Fault;
 use crate::gcp::{self, GcpBackend, GcpPlugin};
 use crate::local::LocalPlugin;
+use crate::okms::{self, OkmsBackend};
 use crate::openbao::OpenBao;
 use crate::process::Spec;
 use crate::scratch::Scratch;
@@ -33,6 +34,7 @@ pub async fn every(scratch: &Scratch) -> Result<Vec<(&'static str, Box<dyn Kms>)
         ("vault", Box::new(Vault::start(scratch).await?)),
         ("gcp", Box::new(Gcp(GcpBackend::start(scratch).await?))),
         ("ibmcloud", Box::new(IbmCloud::start(scratch).await?)),
+        ("okms", Box::new(Okms(OkmsBackend::start(scratch, "etcd").await?))),
     ])
 }
 
@@ -278,6 +280,27 @@ impl Kms for IbmCloud {
 
     fn end(&mut self) -> Result<()> {
         self.fake.gateway().inject(Fault::Cut);
+        Ok(())
+    }
+}
+
+/// A fake OKMS over mutual TLS, with a key that is found by its label.
+struct Okms(OkmsBackend);
+
+#[async_trait(?Send)]
+impl Kms for Okms {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let dir = scratch.subdir(name)?;
+        let endpoint = format!("unix://{}", dir.join("kms.sock").display());
+        let key = self.0.document(1, &self.0.labelled("etcd"), &endpoint);
+        let program = binaries::path_async(okms::PROGRAM).await?;
+        let mut sidecar = okms::spawn(&program, &dir, &json!({"keys": [key]})).await?;
+        sidecar.wait_ready().await?;
+        Ok(Provider { endpoint, sidecar: Box::new(Box::new(sidecar)) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.0.fake.gateway().inject(Fault::Cut);
         Ok(())
     }
 }

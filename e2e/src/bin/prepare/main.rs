@@ -41,8 +41,13 @@ const SERVERS: &[golang::GoServer] = &[
 ];
 
 /// Vendors' own programs, by which fakes are proven: tests in `full` alone run them.
-const CLIENTS: &[golang::GoServer] =
-    &[golang::AZURE_CLIENT, golang::AZURE_KMS, golang::GCP_CLIENT, golang::KEYPROTECT_CLIENT];
+const CLIENTS: &[golang::GoServer] = &[
+    golang::AZURE_CLIENT,
+    golang::AZURE_KMS,
+    golang::GCP_CLIENT,
+    golang::KEYPROTECT_CLIENT,
+    golang::OKMS_CLIENT,
+];
 
 /// Prepares everything that the end-to-end tests need.
 #[derive(Debug, Parser)]

@@ -99,6 +99,13 @@ impl Trust {
         self.name = Some(name);
         Ok(self)
     }
+
+    /// For those who speak no protocol that TLS has a name for.
+    pub(crate) fn without_protocol(&self) -> Self {
+        let mut trust = self.clone();
+        Arc::make_mut(&mut trust.config).alpn_protocols.clear();
+        trust
+    }
 }
 
 impl Shown {

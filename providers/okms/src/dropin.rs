@@ -32,9 +32,9 @@ const fn flag(name: &'static str, value: &'static str, help: &'static str, use_:
 #[rustfmt::skip]
 impl Plugin for Replaced {
     const FLAGS: &'static [Flag] = &[
-        flag("protocol", "PROTOCOL", "Protocol to reach the key by: rest", Use::Named),
-        flag("serv-addr", "ADDRESS", "Address of OKMS: https://eu-west-rbx.okms.ovh.net", Use::Named),
-        flag("okms-id", "ID", "Id of the OKMS domain, for rest", Use::Text("kek.okmsId")),
+        flag("protocol", "PROTOCOL", "Protocol to reach the key by: rest or kmip", Use::Text("kek.protocol")),
+        flag("serv-addr", "ADDRESS", "Address of OKMS: https://eu-west-rbx.okms.ovh.net, or eu-west-rbx.okms.ovh.net:5696 for kmip", Use::Named),
+        flag("okms-id", "ID", "Id of the OKMS domain, for rest", Use::Named),
         flag("encryption-key-id", "ID", "Id of the key", Use::Text("kek.key")),
         flag("encryption-key-label", "LABEL", "Label of the key, in the place of its id: it is followed", Use::Text("kek.label")),
         flag("client-cert", "FILE", "Access certificate", Use::Named),
@@ -99,12 +99,14 @@ fn given(flags: &Flags) -> Option<Flags> {
 
 /// The key that they describe.
 fn describe(flags: &Flags) -> Result<Value, Error> {
-    match flags.get("protocol") {
-        Some("rest") => {}
-        _ => return Err(usage("--protocol (OKMS_PROTOCOL) must be rest")),
-    }
-    let needed = NEEDED.iter().chain(["okms-id"].iter());
-    let missing: Vec<String> = needed
+    let of_rest: &[&str] = match flags.get("protocol") {
+        Some("rest") => &["okms-id"],
+        Some("kmip") => &[],
+        _ => return Err(usage("--protocol (OKMS_PROTOCOL) must be rest or kmip")),
+    };
+    let missing: Vec<String> = NEEDED
+        .iter()
+        .chain(of_rest)
         .filter(|name| flags.get(name).is_none())
         .map(|name| format!("--{name} ({})", variable_of(name)))
         .collect();
@@ -126,6 +128,9 @@ fn describe(flags: &Flags) -> Result<Value, Error> {
         "settings": {"address": address, "alsoReads": [data::ANY], "pluginFormat": true},
     });
     flags.fill(&mut key)?;
+    if let [name] = of_rest {
+        place(&mut key, "kek.okmsId", flags.get(name).into());
+    }
     for (name, path) in PATHS {
         if let Some(file) = flags.get(name) {
             place(&mut key, path, absolute(file)?.into());

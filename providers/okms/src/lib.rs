@@ -1,7 +1,7 @@
-//! KMS v2 on OVHcloud KMS (OKMS): its service keys, by REST.
+//! KMS v2 on OVHcloud KMS (OKMS): its service keys by REST, its other keys by KMIP.
 //!
-//! It is for those whose KEK is a symmetric service key of an OKMS domain, named by its id or found
-//! by its label. It refuses to make a key, to download one, to take a label that names no key or
+//! It is for those whose KEK is a symmetric key of an OKMS domain, named by its id or found by its
+//! label. It refuses to make a key, to download one, to take a label that names no key or
 //! several, and to guess whose a ciphertext is. It is a drop-in for ovh/okms-k8s-encryption-provider:
 //! it takes its flags, reads what it wrote, and writes what it reads.
 //!
@@ -10,9 +10,10 @@
 //! looked up, and what it leads to is what is announced.
 //!
 //! # What is written
-//! The ciphertext is OKMS's, as it gave it: a JWE that is not looked into. Its `context`, the
-//! additional authenticated data, is the scope in the key_id: whose data it is. Which key it is
-//! needs no binding: no other one opens it.
+//! By REST the ciphertext is OKMS's, as it gave it: a JWE that is not looked into. By KMIP it is that
+//! of AES-GCM with the tag behind it, and an annotation holds the IV, which we make. The additional
+//! authenticated data is the scope in the key_id: whose data it is. Which key it is needs no
+//! binding: no other one opens it.
 //!
 //! # Rotation
 //! A key that is named by its id stays that key. A label is turned to another key at OKMS, and
@@ -21,20 +22,22 @@
 
 mod config;
 mod dropin;
+mod kmip;
 mod rest;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use sidekey_core::config::Problems;
 use sidekey_core::{Call, Error, Files, KeyId, Kind, Provider, Sealed, Secret};
-use sidekey_rest::naming::{Version, scope};
+use sidekey_rest::naming::{Version, only, scope};
 use tokio::time::Instant;
 
 pub use config::Config;
 
+use config::Protocol;
 use dropin::data::uuid;
+use kmip::Kmip;
 use rest::Rest;
 
 /// For what no caller waits for: the runtime has a limit of its own for it.
@@ -42,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One key of OKMS, or those that a label leads to.
 pub struct Okms {
-    rest: Rest,
+    service: Service,
     config: Config,
     /// The id in the configuration, in OKMS's way to write it; without one the label decides.
     key: Option<String>,
@@ -51,12 +54,28 @@ pub struct Okms {
     expiry: Option<SystemTime>,
 }
 
+/// How keys are reached.
+enum Service {
+    Rest(Rest),
+    Kmip(Kmip),
+}
+
+/// Asks by whichever protocol it is.
+macro_rules! ask {
+    ($okms:ident.$call:ident($($argument:expr),*)) => {
+        match &$okms.service {
+            Service::Rest(rest) => rest.$call($($argument),*).await,
+            Service::Kmip(kmip) => kmip.$call($($argument),*).await,
+        }
+    };
+}
+
 /// What a request is for.
 pub(crate) struct Target {
     pub(crate) key_id: KeyId,
     pub(crate) id: String,
-    /// The scope, where data is bound to it.
-    pub(crate) bound: Option<String>,
+    /// What data is bound to: its scope, or nothing.
+    pub(crate) bound: String,
     pub(crate) deadline: Instant,
 }
 
@@ -76,15 +95,26 @@ impl Provider for Okms {
     async fn connect(config: &Config, files: &Files, _: Option<&Self>) -> Result<Self, Error> {
         let config = config.clone();
         let trust = config.credentials.trust(config.settings.ca_file.as_deref(), files)?;
-        let rest = Rest::new(&config, &trust)?;
+        let address = config.address().map_err(|why| Error::new(Kind::Config, why))?;
+        let domain = config.kek.okms_id.as_deref().and_then(uuid).unwrap_or_default();
+        let (protocol, service) = match config.kek.protocol {
+            Protocol::Rest => ("rest", Service::Rest(Rest::new(address, &trust, &domain))),
+            Protocol::Kmip => ("kmip", Service::Kmip(Kmip::new(address, &trust))),
+        };
         let label = config.kek.label.as_deref().unwrap_or_default();
-        let key = config.kek.key.as_deref().and_then(uuid);
-        let scope = scope(&["rest", &config.kek.domain(), label]);
-        Ok(Self { rest, config, key, scope, expiry: trust.expiry })
+        let key = config.kek.key.as_deref().and_then(|key| config.kek.id(key));
+        let scope = scope(&[protocol, &domain, label]);
+        Ok(Self { service, config, key, scope, expiry: trust.expiry })
     }
 
     async fn key_id(&self) -> Result<KeyId, Error> {
-        self.current(Instant::now() + PATIENCE).await
+        let deadline = Instant::now() + PATIENCE;
+        if let Some(id) = &self.key {
+            ask!(self.look(id, deadline))?;
+            return self.name(id);
+        }
+        let label = self.config.kek.label.as_deref().unwrap_or_default();
+        self.name(&only(label, ask!(self.find(label, deadline))?)?)
     }
 
     async fn encrypt(
@@ -97,7 +127,8 @@ impl Provider for Okms {
             // OKMS refuses that, and does not say why.
             return Err(Error::new(Kind::Invalid, "there is nothing to encrypt"));
         }
-        self.rest.encrypt(&self.target(key_id, call.deadline)?, plaintext).await
+        let to = self.target(key_id, call.deadline)?;
+        ask!(self.encrypt(&to, plaintext))
     }
 
     /// Follows the label, if there is one.
@@ -109,12 +140,13 @@ impl Provider for Okms {
     ) -> Result<Sealed, Error> {
         match self.key {
             Some(_) => self.encrypt(known, plaintext, call).await,
-            None => self.encrypt(&self.current(call.deadline).await?, plaintext, call).await,
+            None => self.encrypt(&self.key_id().await?, plaintext, call).await,
         }
     }
 
     async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
-        self.rest.decrypt(&self.target(&sealed.key_id, call.deadline)?, sealed).await
+        let to = self.target(&sealed.key_id, call.deadline)?;
+        ask!(self.decrypt(&to, sealed))
     }
 
     fn expiry(&self) -> Option<SystemTime> {
@@ -129,23 +161,6 @@ impl Provider for Okms {
 }
 
 impl Okms {
-    /// The key that is to be used now, if it can be.
-    async fn current(&self, deadline: Instant) -> Result<KeyId, Error> {
-        if let Some(id) = &self.key {
-            self.rest.look(id, deadline).await?;
-            return self.name(id);
-        }
-        let label = self.config.kek.label.as_deref().unwrap_or_default();
-        match self.rest.find(label, deadline).await?.as_slice() {
-            [id] => self.name(id),
-            // While a label is turned to another key it may be that of none or of both.
-            found => {
-                let text = format!("the label {label:?} is that of {} active keys", found.len());
-                Err(Error::new(Kind::Unavailable, text).with_hint("give it to just one active key"))
-            }
-        }
-    }
-
     /// The key_id of a key.
     fn name(&self, id: &str) -> Result<KeyId, Error> {
         if self.config.settings.plugin_format {
@@ -158,16 +173,14 @@ impl Okms {
     /// The key that a key_id names, which may be forged, and what its data is bound to.
     fn target(&self, key_id: &KeyId, deadline: Instant) -> Result<Target, Error> {
         let own = Version::parse(Self::NAME, key_id.as_str()).filter(|own| {
-            let known =
-                self.key.as_ref().map_or_else(|| uuid(&own.version), |key| Some(key.clone()));
-            own.scope == self.scope && known.as_ref() == Some(&own.version)
+            let ours = self.key.as_ref().is_none_or(|key| *key == own.version);
+            let id = self.config.kek.id(&own.version);
+            ours && own.scope == self.scope && id.as_ref() == Some(&own.version)
         });
-        let own = own.map(|own| (own.version, Some(self.scope.clone())));
-        let Some((id, bound)) = own.or_else(|| Some((self.adopted(key_id)?, None))) else {
+        let own = own.map(|own| (own.version, self.scope.clone()));
+        let Some((id, bound)) = own.or_else(|| Some((self.adopted(key_id)?, String::new()))) else {
             return Err(Error::new(Kind::KeyState, format!("{key_id} is of another key"))
-                .with_hint(
-                    "serve that one too, or name it in settings.alsoReads if the plugin wrote it",
-                ));
+                .with_hint("serve that one too; what the plugin wrote: settings.alsoReads"));
         };
         Ok(Target { key_id: key_id.clone(), id, bound, deadline })
     }

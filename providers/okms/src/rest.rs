@@ -19,7 +19,6 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use crate::Target;
-use crate::config::Config;
 use crate::dropin::data::uuid;
 
 /// More pages of a hundred keys than any domain has.
@@ -32,7 +31,7 @@ const CATEGORIES: [&str; 9] = ["Unspecified", "Internal", "Argument", "Authentic
 const CODES: &[Code] = &[
     code("", "TooManyRequests*", Kind::Throttled, "OKMS is asked too often: spread the load, or have OVHcloud raise the limit"),
     code("", "Authentication*", Kind::Denied, "OKMS does not know this certificate any more: make another access certificate and write it into credentials.certFile and keyFile"),
-    code("", "Authorization*", Kind::Denied, "grant the certificate's user okms:apikms:serviceKey/encrypt and /decrypt on this key, and /get to find keys by their label"),
+    code("", "Authorization*", Kind::Denied, "grant the certificate's user okms:apikms:serviceKey/get, /encrypt and /decrypt on this key; a label takes /get on all keys of the domain"),
     code("", "NotFound*", Kind::KeyState, "there is no such key in that domain: check kek.okmsId and kek.key; it is never made by this provider"),
     code("decrypt", "Argument*", Kind::Corrupt, "it was altered, or another key wrapped it"),
     code("", "Argument*", Kind::Config, "check kek: it must name a symmetric key with the operations encrypt and decrypt"),
@@ -64,11 +63,9 @@ struct Refused {
 }
 
 impl Rest {
-    pub(crate) fn new(config: &Config, trust: &Trust) -> Result<Self, Error> {
-        let address = config.settings.address.as_deref().unwrap_or_default();
-        let address = Address::parse(address).map_err(|why| Error::new(Kind::Config, why))?;
+    pub(crate) fn new(address: Address, trust: &Trust, domain: &str) -> Self {
         let http = Http::new(trust, Proxy::new(None), Limits::default());
-        Ok(Self { http, address, path: format!("/api/{}/v1/servicekey", config.kek.domain()) })
+        Self { http, address, path: format!("/api/{domain}/v1/servicekey") }
     }
 
     /// Whether a key can be used.
@@ -133,14 +130,13 @@ impl Rest {
 
     /// OKMS refuses in one way what is wrong with the data, and with the key: that itself tells.
     async fn post(&self, action: &str, to: &Target, sent: (&str, &str)) -> Result<Answered, Error> {
-        let bound = to.bound.as_deref().map(|scope| ("context", scope));
-        let body = json(&BTreeMap::from_iter(bound.into_iter().chain([sent])));
+        let mut body = BTreeMap::from([sent, ("context", &to.bound)]);
+        body.retain(|_, value| !value.is_empty());
         let path = format!("/{}/{action}", to.id);
-        match self.ask([action, &to.id, &path], body, to.deadline).await {
-            Err(error) if [Kind::Corrupt, Kind::Config].contains(&error.kind()) => {
+        match self.ask([action, &to.id, &path], json(&body), to.deadline).await {
+            Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Config) => {
                 let of_key = self.look(&to.id, to.deadline).await.err();
-                let tells =
-                    |of_key: &Error| [Kind::KeyState, Kind::Config].contains(&of_key.kind());
+                let tells = |told: &Error| matches!(told.kind(), Kind::KeyState | Kind::Config);
                 Err(of_key.filter(tells).unwrap_or(error))
             }
             body => read(&body?, action),

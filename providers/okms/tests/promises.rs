@@ -1,5 +1,5 @@
 //! The promises of `sidekey-okms`: its client in this process, and the real binary, on a fake OKMS
-//! over mutual TLS.
+//! over mutual TLS, and on a KMIP server.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "promises/answers.rs"]

@@ -1,14 +1,25 @@
 //! What ovh/okms-k8s-encryption-provider writes and reads.
 //!
-//! By REST it stores the ciphertext as OKMS gave it, without a `context`. Its key_id is the id of the
-//! key, as it was typed or as OKMS writes it. When it reads it takes the key from the key_id,
-//! whatever key it was started with.
+//! By REST it stores the ciphertext as OKMS gave it, without a `context`. By KMIP it stores ciphertext
+//! and tag, without additional authenticated data, and in annotations the IV and the algorithm. Its
+//! key_id is the id of the key, as it was typed or as OKMS writes it. When it reads it takes the key
+//! from the key_id, whatever key it was started with.
 
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
 use sidekey_core::config::Problems;
-use sidekey_core::{Error, KeyId};
+use sidekey_core::{Error, KeyId, Kind, Sealed};
 
 use crate::Okms;
-use crate::config::Settings;
+use crate::config::{Config, Settings};
+
+/// Of AES-GCM.
+pub(crate) const IV_LEN: usize = 12;
+const IV: &str = "iv.okms.ovh.com";
+const ALGORITHM: &str = "alg.okms.ovh.com";
+/// The only one that there is; also where none is named.
+const AES_GCM: &[u8] = b"AES_GCM";
 
 /// The data of every key that the certificate may use: OVHcloud's IAM alone decides.
 pub(crate) const ANY: &str = "*";
@@ -30,14 +41,29 @@ pub(crate) fn uuid(text: &str) -> Option<String> {
 }
 
 /// Reports mistakes in what is there for the sake of that plugin.
-pub(crate) fn check(settings: &Settings, problems: &mut Problems) {
-    for (index, id) in settings.also_reads.iter().enumerate() {
-        if id != ANY && uuid(id).is_none() {
+pub(crate) fn check(config: &Config, problems: &mut Problems) {
+    for (index, id) in config.settings.also_reads.iter().enumerate() {
+        if id != ANY && config.kek.id(id).is_none() {
             let text =
                 "is no id of a key: write a UUID, or * for every key that the certificate may use";
             problems.add(&format!("settings.alsoReads[{index}]"), text);
         }
     }
+}
+
+/// What goes along with data by KMIP.
+pub(crate) fn annotations(iv: &[u8]) -> BTreeMap<String, Bytes> {
+    let noted = [(IV, Bytes::copy_from_slice(iv)), (ALGORITHM, Bytes::from_static(AES_GCM))];
+    noted.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The IV of data by KMIP; annotations come from etcd and may be forged.
+pub(crate) fn iv(sealed: &Sealed) -> Result<&[u8], Error> {
+    let noted = |name| sealed.annotations.get(name);
+    let known = noted(ALGORITHM).is_none_or(|algorithm| &algorithm[..] == AES_GCM);
+    let iv = noted(IV).filter(|iv| known && iv.len() == IV_LEN);
+    let text = "the annotations are not those of data that was encrypted by KMIP";
+    iv.map(|iv| &iv[..]).ok_or_else(|| Error::new(Kind::Corrupt, text))
 }
 
 impl Okms {
@@ -49,9 +75,9 @@ impl Okms {
     /// The key that a key_id of that plugin's names, if that is ours or one that the configuration
     /// allows. Whoever writes in its form under a label has written with keys that had it before.
     pub(crate) fn adopted(&self, key_id: &KeyId) -> Option<String> {
-        let Settings { also_reads, plugin_format, .. } = &self.config.settings;
-        let id = uuid(key_id.as_str())?;
-        let named = |other: &String| other == ANY || uuid(other).as_ref() == Some(&id);
+        let Config { kek, settings: Settings { also_reads, plugin_format, .. }, .. } = &self.config;
+        let id = kek.id(key_id.as_str())?;
+        let named = |other: &String| other == ANY || kek.id(other).as_ref() == Some(&id);
         let own = self.key.as_ref().map_or(*plugin_format, |key| *key == id);
         (own || also_reads.iter().any(named)).then_some(id)
     }

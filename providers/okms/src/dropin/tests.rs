@@ -64,7 +64,7 @@ fn flags_and_variables_describe_the_same_key_and_flags_win() {
     );
     let expected = json!({
         "id": "1", "type": "okms", "listen": "/var/run/kmsplugin/socket.sock",
-        "kek": {"okmsId": DOMAIN, "key": KEY},
+        "kek": {"protocol": "rest", "okmsId": DOMAIN, "key": KEY},
         "settings": {
             "address": "https://eu-west-rbx.okms.ovh.net", "caFile": "/etc/okms/ca.pem",
             "alsoReads": ["*"], "pluginFormat": true,
@@ -84,9 +84,22 @@ fn the_defaults_are_the_plugins_and_paths_may_be_relative() {
     )
     .unwrap();
     assert_eq!(key["listen"], "/var/run/okms_etcd_plugin.sock");
-    assert_eq!(key["kek"], json!({"okmsId": DOMAIN, "label": "etcd"}));
+    assert_eq!(key["kek"], json!({"protocol": "rest", "okmsId": DOMAIN, "label": "etcd"}));
     let cert = key["credentials"]["certFile"].as_str().unwrap();
     assert!(cert.starts_with('/') && cert.ends_with("/cert.pem"), "{cert}");
+}
+
+#[test]
+fn kmip_needs_no_domain_and_takes_any_id() {
+    let key = described(
+        &["--protocol=kmip", "--serv-addr=eu-west-rbx.okms.ovh.net:5696", "--encryption-key-id=7"],
+        // That plugin does not look at it either.
+        &[("OKMS_ID", "any"), ("OKMS_CLIENT_CERT", "/cert"), ("OKMS_CLIENT_KEY", "/key")],
+    )
+    .unwrap();
+    assert_eq!(key["kek"], json!({"protocol": "kmip", "key": "7"}));
+    assert_eq!(key["settings"]["address"], "eu-west-rbx.okms.ovh.net:5696");
+    assert!(config::parse::<Okms>(&json!({"keys": [key]})).is_ok());
 }
 
 #[test]

@@ -18,7 +18,7 @@ const KEY: &str = "70001308-5674-43fe-93dd-6270ecac0710";
 const JWE: &str = "eyJhbGciOiJkaXIifQ..bm9uY2U.Y2lwaGVydGV4dA.dGFn";
 /// What stands in the README.
 const KEY_ID: &str = "okms/3a316fa8162231508f4cba7155e31e61/70001308-5674-43fe-93dd-6270ecac0710";
-const LABELLED: &str = "okms/37e2b9d5a2f1b3a0c1c7a7c2b3a0f0f6/70001308-5674-43fe-93dd-6270ecac0710";
+const LABELLED: &str = "okms/e123d0bb61f499a127c1d61df5c86fb9/70001308-5674-43fe-93dd-6270ecac0710";
 
 /// A server that always answers the same, and the files of a client of it.
 struct Canned {

@@ -117,7 +117,7 @@ async fn check_tells_a_good_configuration_from_one_that_does_not_connect() {
     stage.fake().service().allow(CLIENT, &["get", "encrypt"]);
     let ran = run(&words).await;
     assert_eq!(ran.status.code(), Some(1), "{ran:?}");
-    assert!(String::from_utf8_lossy(&ran.stderr).contains("serviceKey/encrypt"), "{ran:?}");
+    assert!(String::from_utf8_lossy(&ran.stderr).contains("okms:apikms:serviceKey"), "{ran:?}");
     let other = stage.path("other.crt");
     std::fs::write(&other, Authority::new("another CA").unwrap().pem()).unwrap();
     let mut document = document;

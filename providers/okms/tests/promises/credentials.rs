@@ -73,7 +73,7 @@ async fn a_new_certificate_is_taken_over_without_a_restart_and_a_bad_one_changes
         .await
         .unwrap();
     };
-    fs::write(&stage.backend.certificate.certificate, "-----BEGIN CERT").unwrap();
+    fs::write(&stage.backend.certificate.certificate, "half of a fi").unwrap();
     logs("holds no certificate").await;
     assert_eq!(served.kms.decrypt(&sealed).await.unwrap(), PLAINTEXT[..]);
     // OKMS does not know this one yet: the one before serves on.

@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use hyper::{HeaderMap, Method};
+use http::{HeaderMap, Method};
 use serde_json::{Value, json};
 use sidekey_core::proto::v2::EncryptResponse;
 use sidekey_e2e::fakes::{Asked, Service};

@@ -112,13 +112,8 @@ impl Stage {
         served
     }
 
-    async fn served(&self, mut plugin: Sidecar) -> Served {
-        let endpoint = self.endpoint(1);
-        let connected = plugin
-            .process()
-            .wait_until("it listens", PATIENCE, async || KmsClient::connect(&endpoint).await);
-        let kms = connected.await.unwrap();
-        Served { plugin, kms }
+    async fn served(&self, plugin: Sidecar) -> Served {
+        connected(plugin, &self.endpoint(1)).await
     }
 
     /// A client of another socket.
@@ -160,6 +155,15 @@ impl Served {
         });
         moved.await.unwrap()
     }
+}
+
+/// Waits until a plugin listens.
+pub(crate) async fn connected(mut plugin: Sidecar, endpoint: &str) -> Served {
+    let connecting = plugin
+        .process()
+        .wait_until("it listens", PATIENCE, async || KmsClient::connect(endpoint).await);
+    let kms = connecting.await.unwrap();
+    Served { plugin, kms }
 }
 
 /// A client of a key that is configured so.

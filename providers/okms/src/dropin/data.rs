@@ -28,8 +28,9 @@ pub(crate) const ANY: &str = "*";
 /// dashes, as a URN.
 pub(crate) fn uuid(text: &str) -> Option<String> {
     let braced = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
-    let urn = text.get(..9).filter(|head| head.eq_ignore_ascii_case("urn:uuid:"));
-    let bare = braced.or(urn.map(|_| &text[9..])).unwrap_or(text);
+    let is_urn = text.get(..9).is_some_and(|head| head.eq_ignore_ascii_case("urn:uuid:"));
+    let urn = is_urn.then(|| &text[9..]);
+    let bare = braced.or(urn).unwrap_or(text);
     let parts: Vec<&str> = bare.split('-').collect();
     let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
     let undashed = braced.is_none() && urn.is_none() && lengths == [32];

@@ -1,6 +1,7 @@
 //! The client against a scripted server: what it asks, and which answers it takes.
 
 mod answers;
+mod fuzz;
 mod servers;
 
 use std::time::Duration;

@@ -153,7 +153,10 @@ fn dependencies_point_one_way() {
             }
         }
     }
-    assert_none("proto <- core <- {rest, shim}, rest <- ttlv <- {kmip, okms}, rest <- other providers, and nothing back", &wrong);
+    assert_none(
+        "proto <- core <- {rest, shim}, rest <- ttlv <- {kmip, okms}, rest <- other providers, and nothing back",
+        &wrong,
+    );
 }
 
 #[test]

@@ -12,17 +12,19 @@ const HEADER: usize = 8;
 
 const STRUCTURE: u8 = 1;
 const INTEGER: u8 = 2;
-const LONG_INTEGER: u8 = 3;
-const BIG_INTEGER: u8 = 4;
 const ENUMERATION: u8 = 5;
-const BOOLEAN: u8 = 6;
 const TEXT: u8 = 7;
 const BYTES: u8 = 8;
-const DATE_TIME: u8 = 9;
-const INTERVAL: u8 = 10;
 
-/// Writes a message into a buffer that is wiped.
-pub(crate) struct Writer(Zeroizing<Vec<u8>>);
+/// What messages are written of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Value<'a> {
+    Structure(&'a [(u32, Value<'a>)]),
+    Integer(i32),
+    Enumeration(u32),
+    Text(&'a str),
+    Bytes(&'a [u8]),
+}
 
 /// One item of a message that has been checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,48 +34,45 @@ pub(crate) struct Item<'a> {
     value: &'a [u8],
 }
 
-impl Writer {
-    /// `size` is more than will be written: a buffer that grows leaves a copy behind.
-    pub(crate) fn new(size: usize) -> Self {
-        Self(Zeroizing::new(Vec::with_capacity(size)))
+/// One item, in a buffer that is wiped. It never grows: that would leave a copy behind.
+pub(crate) fn encode(tag: u32, value: Value<'_>) -> Zeroizing<Vec<u8>> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(value.space()));
+    value.write(tag, &mut bytes);
+    bytes
+}
+
+impl Value<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Structure(items) => items.iter().map(|(_, value)| value.space()).sum(),
+            Self::Integer(_) | Self::Enumeration(_) => 4,
+            Self::Text(text) => text.len(),
+            Self::Bytes(bytes) => bytes.len(),
+        }
     }
 
-    pub(crate) fn finish(self) -> Zeroizing<Vec<u8>> {
-        self.0
+    fn space(&self) -> usize {
+        HEADER + self.len().next_multiple_of(HEADER)
     }
 
-    pub(crate) fn structure<T>(&mut self, tag: u32, fill: impl FnOnce(&mut Self) -> T) -> T {
-        let start = self.0.len();
-        self.item(tag, STRUCTURE, &[]);
-        let done = fill(self);
-        let length = (self.0.len() - start - HEADER) as u32;
-        self.0[start + 4..start + HEADER].copy_from_slice(&length.to_be_bytes());
-        done
-    }
-
-    pub(crate) fn integer(&mut self, tag: u32, value: i32) {
-        self.item(tag, INTEGER, &value.to_be_bytes());
-    }
-
-    pub(crate) fn enumeration(&mut self, tag: u32, value: u32) {
-        self.item(tag, ENUMERATION, &value.to_be_bytes());
-    }
-
-    pub(crate) fn text(&mut self, tag: u32, value: &str) {
-        self.item(tag, TEXT, value.as_bytes());
-    }
-
-    pub(crate) fn bytes(&mut self, tag: u32, value: &[u8]) {
-        self.item(tag, BYTES, value);
-    }
-
-    fn item(&mut self, tag: u32, kind: u8, value: &[u8]) {
-        self.0.extend_from_slice(&tag.to_be_bytes()[1..]);
-        self.0.push(kind);
-        self.0.extend_from_slice(&(value.len() as u32).to_be_bytes());
-        self.0.extend_from_slice(value);
-        let padded = self.0.len().next_multiple_of(HEADER);
-        self.0.resize(padded, 0);
+    fn write(&self, tag: u32, to: &mut Vec<u8>) {
+        let kind = match self {
+            Self::Structure(_) => STRUCTURE,
+            Self::Integer(_) => INTEGER,
+            Self::Enumeration(_) => ENUMERATION,
+            Self::Text(_) => TEXT,
+            Self::Bytes(_) => BYTES,
+        };
+        to.extend_from_slice(&(tag << 8 | u32::from(kind)).to_be_bytes());
+        to.extend_from_slice(&(self.len() as u32).to_be_bytes());
+        match self {
+            Self::Structure(items) => items.iter().for_each(|(tag, value)| value.write(*tag, to)),
+            Self::Integer(number) => to.extend_from_slice(&number.to_be_bytes()),
+            Self::Enumeration(number) => to.extend_from_slice(&number.to_be_bytes()),
+            Self::Text(text) => to.extend_from_slice(text.as_bytes()),
+            Self::Bytes(bytes) => to.extend_from_slice(bytes),
+        }
+        to.resize(to.len().next_multiple_of(HEADER), 0);
     }
 }
 
@@ -90,7 +89,7 @@ impl<'a> Item<'a> {
 
     /// The items of a structure; none of anything else.
     pub(crate) fn items(self) -> impl Iterator<Item = Item<'a>> {
-        let mut rest = if self.kind == STRUCTURE { self.value } else { &[] };
+        let mut rest = self.inner();
         std::iter::from_fn(move || {
             let (item, after) = Self::split(rest).ok()?;
             rest = after;
@@ -107,25 +106,22 @@ impl<'a> Item<'a> {
         self.kind == STRUCTURE
     }
 
-    pub(crate) fn integer(self) -> Option<i32> {
-        self.number(INTEGER).map(i32::from_be_bytes)
-    }
-
-    pub(crate) fn enumeration(self) -> Option<u32> {
-        self.number(ENUMERATION).map(u32::from_be_bytes)
+    /// An integer or an enumeration.
+    pub(crate) fn number(self) -> Option<u32> {
+        let number = self.value.try_into().map(u32::from_be_bytes);
+        number.ok().filter(|_| [INTEGER, ENUMERATION].contains(&self.kind))
     }
 
     pub(crate) fn text(self) -> Option<&'a str> {
-        let text = std::str::from_utf8(self.value);
-        text.ok().filter(|_| self.kind == TEXT)
+        std::str::from_utf8(self.value).ok().filter(|_| self.kind == TEXT)
     }
 
     pub(crate) fn bytes(self) -> Option<&'a [u8]> {
         (self.kind == BYTES).then_some(self.value)
     }
 
-    fn number(self, kind: u8) -> Option<[u8; 4]> {
-        self.value.try_into().ok().filter(|_| self.kind == kind)
+    fn inner(self) -> &'a [u8] {
+        if self.is_structure() { self.value } else { &[] }
     }
 
     /// The first item, and what follows it.
@@ -136,14 +132,15 @@ impl<'a> Item<'a> {
         let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
         let fits = match kind {
             STRUCTURE => length.is_multiple_of(HEADER),
-            INTEGER | ENUMERATION | INTERVAL => length == 4,
-            LONG_INTEGER | BOOLEAN | DATE_TIME => length == 8,
-            BIG_INTEGER => length > 0 && length.is_multiple_of(HEADER),
+            // Integers, enumerations, intervals; long integers, booleans, times; big integers.
+            2 | 5 | 10 => length == 4,
+            3 | 6 | 9 => length == 8,
+            4 => length > 0 && length.is_multiple_of(HEADER),
             TEXT | BYTES => true,
-            _ => return Err("a type is none of KMIP's"),
+            _ => false,
         };
         if !fits {
-            return Err("a length does not fit its type");
+            return Err("a type is none of KMIP's, or has another length");
         }
         let value = rest.get(..length).ok_or(SHORT)?;
         let rest = rest.get(length.next_multiple_of(HEADER)..).ok_or(SHORT)?;
@@ -151,13 +148,11 @@ impl<'a> Item<'a> {
     }
 
     fn check(self, depth: usize) -> Result<(), &'static str> {
-        let mut rest = if self.kind == STRUCTURE { self.value } else { &[] };
+        let mut rest = self.inner();
         while !rest.is_empty() {
-            if depth == 0 {
-                return Err("it is nested too deeply");
-            }
+            let deeper = depth.checked_sub(1).ok_or("it is nested too deeply")?;
             let (item, after) = Self::split(rest)?;
-            item.check(depth - 1)?;
+            item.check(deeper)?;
             rest = after;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Connections to one server: kept, bounded, and given up when they are no good any more.
+//! Connections to one server: kept, and given up when they are no good any more.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,8 @@ use sidekey_rest::stream::{Dialer, Stream};
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use crate::protocol::{Version, tag};
+use crate::codec::{Item, Value};
+use crate::protocol::{Operation, VERSIONS, payload, request, tag, version};
 
 /// Shorter than any server or balancer waits before it closes, and longer than from one probe to
 /// the next.
@@ -23,9 +24,8 @@ const HEADER: usize = 8;
 /// One server.
 pub(crate) struct Server {
     pub(crate) address: Address,
-    version: Mutex<Option<Version>>,
-    /// Newest last.
-    kept: Mutex<Vec<(Stream, Instant)>>,
+    /// Newest last; with the version that is spoken, and since when nobody uses it.
+    kept: Mutex<Vec<(Stream, i32, Instant)>>,
 }
 
 /// Somebody who waits for an answer on a kept connection: who waits in vain, or finds it broken,
@@ -34,69 +34,64 @@ struct Waiting<'a>(Option<&'a Server>);
 
 impl Server {
     pub(crate) fn new(address: Address) -> Self {
-        Self { address, version: Mutex::default(), kept: Mutex::default() }
+        Self { address, kept: Mutex::default() }
     }
 
-    /// Sends a request and reads the answer, both whole. It is sent again if it met a kept
-    /// connection that had gone stale.
-    pub(crate) async fn exchange(
+    /// The answer to what `ask` makes for a version. It is sent again if it met a kept connection
+    /// that had gone stale.
+    pub(crate) async fn ask(
         &self,
         dialer: &Dialer,
-        request: &[u8],
+        ask: &(dyn Fn(i32) -> Result<Zeroizing<Vec<u8>>, Error> + Sync),
     ) -> Result<Zeroizing<Vec<u8>>, Error> {
-        if let Some(mut stream) = self.take() {
+        if let Some((mut stream, minor)) = self.take() {
+            let request = ask(minor)?;
             let mut waiting = Waiting(Some(self));
-            match exchange(&mut stream, request).await {
+            match exchange(&mut stream, &request).await {
                 Ok(answer) => {
                     waiting.0 = None;
-                    return self.finished(stream, answer);
+                    self.kept().push((stream, minor, Instant::now()));
+                    return Ok(answer);
                 }
-                Err(error) => {
-                    tracing::debug!(server = self.name(), %error, "a kept connection had gone stale");
-                }
+                Err(error) => tracing::debug!(%error, "a kept connection had gone stale"),
             }
         }
+        let broken = |error: io::Error| dialer.broken(&self.address, "no answer", error.into());
         let mut stream = dialer.open(&self.address).await?;
-        let answer = exchange(&mut stream, request)
-            .await
-            .map_err(|error| dialer.broken(&self.address, "the connection broke", error.into()))?;
-        self.finished(stream, answer)
-    }
-
-    /// What is spoken with it, once it has said so.
-    pub(crate) fn version(&self) -> Option<Version> {
-        *self.version.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn speaks(&self, version: Option<Version>) {
-        *self.version.lock().unwrap_or_else(PoisonError::into_inner) = version;
-    }
-
-    pub(crate) fn name(&self) -> String {
-        self.address.authority()
-    }
-
-    /// Keeps the connection, unless what came is no answer.
-    fn finished(
-        &self,
-        stream: Stream,
-        answer: Option<Zeroizing<Vec<u8>>>,
-    ) -> Result<Zeroizing<Vec<u8>>, Error> {
-        let answer = answer.ok_or_else(|| {
-            let text = format!("{}: the answer is none of KMIP's, or too long", self.name());
-            Error::new(Kind::Unavailable, text).with_hint("see whether it is a KMIP server")
-        })?;
-        self.kept().push((stream, Instant::now()));
+        let ours = VERSIONS.map(version);
+        let ours = ours.each_ref().map(|one| (tag::PROTOCOL_VERSION, Value::Structure(one)));
+        let discover = request(VERSIONS[2], Operation::DiscoverVersions, &ours);
+        let minor = self.best(&exchange(&mut stream, &discover).await.map_err(broken)?)?;
+        let answer = exchange(&mut stream, &ask(minor)?).await.map_err(broken)?;
+        self.kept().push((stream, minor, Instant::now()));
         Ok(answer)
     }
 
-    fn take(&self) -> Option<Stream> {
-        let mut kept = self.kept();
-        kept.retain(|(_, since)| since.elapsed() < IDLE);
-        kept.pop().map(|(stream, _)| stream)
+    /// The best version that both speak.
+    fn best(&self, answer: &[u8]) -> Result<i32, Error> {
+        let name = self.address.authority();
+        let told = payload(answer, Operation::DiscoverVersions, &name)?;
+        let speaks = |minor: &i32| {
+            let [major, minor] = [1, *minor as u32];
+            let is =
+                |item: Item<'_>, tag, wanted| item.find(tag).and_then(Item::number) == Some(wanted);
+            told.items().any(|item| {
+                is(item, tag::PROTOCOL_VERSION_MAJOR, major)
+                    && is(item, tag::PROTOCOL_VERSION_MINOR, minor)
+            })
+        };
+        VERSIONS.into_iter().find(speaks).ok_or_else(|| {
+            Error::new(Kind::Config, format!("{name}: it speaks none of KMIP 1.2 to 1.4"))
+        })
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<(Stream, Instant)>> {
+    fn take(&self) -> Option<(Stream, i32)> {
+        let mut kept = self.kept();
+        kept.retain(|(_, _, since)| since.elapsed() < IDLE);
+        kept.pop().map(|(stream, minor, _)| (stream, minor))
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<(Stream, i32, Instant)>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -109,18 +104,19 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// The bytes of an answer; none if what comes is no answer.
-async fn exchange(stream: &mut Stream, request: &[u8]) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
+/// Sends a request, and reads the whole answer.
+async fn exchange(stream: &mut Stream, request: &[u8]) -> io::Result<Zeroizing<Vec<u8>>> {
     stream.send(request).await?;
     let mut head = [0; HEADER];
     stream.fill(&mut head).await?;
     let [begin @ .., a, b, c, d] = head;
     let length = u32::from_be_bytes([a, b, c, d]) as usize;
+    // A structure.
     if u32::from_be_bytes(begin) != tag::RESPONSE_MESSAGE << 8 | 1 || length > MAX_ANSWER {
-        return Ok(None);
+        return Err(io::Error::other("what came is none of KMIP's, or too long"));
     }
     let mut answer = Zeroizing::new(vec![0; HEADER + length]);
     answer[..HEADER].copy_from_slice(&head);
     stream.fill(&mut answer[HEADER..]).await?;
-    Ok(Some(answer))
+    Ok(answer)
 }

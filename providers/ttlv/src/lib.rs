@@ -22,4 +22,3 @@ mod testing;
 mod tests;
 
 pub use client::{Cipher, Client, Mode, TAG_LEN, address};
-pub use protocol::Version;

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use rcgen::{CertificateParams, DnType, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
@@ -15,10 +16,45 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use crate::Client;
-use crate::codec::{Item, Writer};
-use crate::protocol::tag;
+use crate::codec::{Item, Value, encode};
+use crate::protocol::{tag, version};
 
 pub(crate) const RESPONSE_HEADER: u32 = 0x42_007a;
+
+/// Writes answers, sound ones and others.
+#[derive(Default)]
+pub(crate) struct Writer(pub(crate) Vec<u8>);
+
+impl Writer {
+    pub(crate) fn structure(&mut self, tag: u32, fill: impl FnOnce(&mut Self)) {
+        let mut inner = Self::default();
+        fill(&mut inner);
+        self.0.extend_from_slice(&(tag << 8 | 1).to_be_bytes());
+        self.0.extend_from_slice(&u32::try_from(inner.0.len()).unwrap().to_be_bytes());
+        self.0.append(&mut inner.0);
+    }
+
+    pub(crate) fn integer(&mut self, tag: u32, value: i32) {
+        self.0.extend_from_slice(&encode(tag, Value::Integer(value)));
+    }
+
+    pub(crate) fn enumeration(&mut self, tag: u32, value: u32) {
+        self.0.extend_from_slice(&encode(tag, Value::Enumeration(value)));
+    }
+
+    pub(crate) fn text(&mut self, tag: u32, value: &str) {
+        self.0.extend_from_slice(&encode(tag, Value::Text(value)));
+    }
+
+    pub(crate) fn bytes(&mut self, tag: u32, value: &[u8]) {
+        self.0.extend_from_slice(&encode(tag, Value::Bytes(value)));
+    }
+
+    pub(crate) fn version(&mut self, minor: i32) {
+        let version = version(minor);
+        self.0.extend_from_slice(&encode(tag::PROTOCOL_VERSION, Value::Structure(&version)));
+    }
+}
 
 /// What comes after a request.
 #[derive(Clone)]
@@ -110,11 +146,13 @@ impl Fake {
 
 fn certified(dir: &TempDir, name: &str) -> (Vec<u8>, Vec<u8>) {
     let names = vec!["127.0.0.1".to_owned()];
-    let made = rcgen::generate_simple_self_signed(names).unwrap();
-    std::fs::write(dir.path().join(format!("{name}.crt")), made.cert.pem()).unwrap();
-    let key = made.signing_key.serialize_pem();
-    std::fs::write(dir.path().join(format!("{name}.key")), key).unwrap();
-    (made.cert.der().to_vec(), made.signing_key.serialize_der())
+    let mut params = CertificateParams::new(names).unwrap();
+    params.distinguished_name.push(DnType::CommonName, name);
+    let key = KeyPair::generate().unwrap();
+    let made = params.self_signed(&key).unwrap();
+    std::fs::write(dir.path().join(format!("{name}.crt")), made.pem()).unwrap();
+    std::fs::write(dir.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
+    (made.der().to_vec(), key.serialize_der())
 }
 
 async fn serve(
@@ -155,7 +193,7 @@ fn batch_item(request: &[u8]) -> Item<'_> {
 }
 
 pub(crate) fn operation(request: &[u8]) -> u32 {
-    batch_item(request).find(tag::OPERATION).and_then(Item::enumeration).unwrap()
+    batch_item(request).find(tag::OPERATION).and_then(Item::number).unwrap()
 }
 
 /// What a request asks with.
@@ -184,10 +222,10 @@ pub(crate) fn refusal(operation: u32, reason: u32, text: &str) -> Vec<u8> {
 
 /// An answer of one item.
 pub(crate) fn item(fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
-    let mut writer = Writer::new(4096);
+    let mut writer = Writer::default();
     writer.structure(tag::RESPONSE_MESSAGE, |message| {
         message.structure(RESPONSE_HEADER, |header| header.integer(tag::BATCH_COUNT, 1));
         message.structure(tag::BATCH_ITEM, fill);
     });
-    writer.finish().to_vec()
+    writer.0
 }

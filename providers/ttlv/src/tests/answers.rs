@@ -16,32 +16,24 @@ fn bad(code: u32) -> Vec<(&'static str, Vec<u8>)> {
     long[4..8].copy_from_slice(&0x7fff_ffff_u32.to_be_bytes());
     let mut broken = good.clone();
     broken[15] = 0xff;
-    let mut two = Writer::new(1024);
+    let mut two = Writer::default();
     two.structure(tag::RESPONSE_MESSAGE, |message| {
         message.structure(RESPONSE_HEADER, |header| header.integer(tag::BATCH_COUNT, 2));
         for _ in 0..2 {
             message.structure(tag::BATCH_ITEM, |item| item.enumeration(tag::RESULT_STATUS, 0));
         }
     });
-    let mut none = Writer::new(1024);
+    let mut none = Writer::default();
     none.structure(tag::RESPONSE_MESSAGE, |_| {});
     vec![
         ("a page", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec()),
-        (
-            "a request",
-            Writer::new(8)
-                .finish()
-                .to_vec()
-                .into_iter()
-                .chain([0x42, 0, 0x78, 1, 0, 0, 0, 0])
-                .collect(),
-        ),
+        ("a request", vec![0x42, 0, 0x78, 1, 0, 0, 0, 0]),
         ("a length beyond all", long),
         ("a length that lies", broken),
         ("half of it", good[..good.len() / 2].to_vec()),
         ("nothing", Vec::new()),
-        ("no item", none.finish().to_vec()),
-        ("two items", two.finish().to_vec()),
+        ("no item", none.0),
+        ("two items", two.0),
         ("another operation", answer(code ^ 1, uid)),
         ("no status", item(|item| item.enumeration(tag::OPERATION, code))),
         ("pending", item(|item| item.enumeration(tag::RESULT_STATUS, 2))),
@@ -140,10 +132,7 @@ async fn a_ciphertext_without_a_whole_tag_is_sent_to_nobody() {
 fn read(bytes: &[u8]) {
     for operation in [Operation::Locate, Operation::GetAttributes, Operation::Encrypt] {
         if let Ok(payload) = payload(bytes, operation, "key-1") {
-            let _ = crypted(payload, operation).map(|data| assert!(data.len() <= bytes.len()));
-            for item in payload.items() {
-                let _ = Version::read(item).map(|version| version.to_string());
-            }
+            assert!(crypted(payload).len() <= bytes.len());
         }
     }
 }

@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 use hyper::Method;
 use serde_json::{Value, json};
 
-use crate::aws::python::Python;
 use crate::aws::{ACCOUNT, KmsOwner, REGION};
 use crate::http::HttpClient;
 use crate::ports::Port;
 use crate::process::{Process, Spec};
+use crate::python::{MOTO, Python};
 use crate::wait::PATIENCE;
 
 /// Closes moto's gaps and simulates what it lacks.
@@ -77,7 +77,7 @@ impl KmsFault {
 impl Moto {
     /// Starts one, its log in `dir`, and waits until it answers.
     pub async fn start(dir: &Path) -> Result<Self> {
-        let python = Python::with_moto().await?;
+        let python = Python::with(&MOTO).await?;
         let port = Port::free()?;
         let process = Spec::new("moto", python.program, dir.join("moto.log"))
             .args(["-B", LAUNCHER])

@@ -139,6 +139,9 @@ fn dependencies_point_one_way() {
             "proto" => &[],
             "providers/core" => &["sidekey-proto"],
             "providers/rest" => &["sidekey-core"],
+            "providers/kmip" | "providers/okms" => {
+                &["sidekey-core", "sidekey-rest", "sidekey-ttlv"]
+            }
             folder if folder.starts_with("providers/") => &["sidekey-core", "sidekey-rest"],
             "e2e" => &["sidekey-core", "sidekey-verify"],
             _ => &["sidekey-core"],
@@ -150,7 +153,10 @@ fn dependencies_point_one_way() {
             }
         }
     }
-    assert_none("proto <- core <- {rest, shim}, rest <- providers, and nothing back", &wrong);
+    assert_none(
+        "proto <- core <- {rest, shim}, rest <- ttlv <- {kmip, okms}, rest <- other providers, and nothing back",
+        &wrong,
+    );
 }
 
 #[test]

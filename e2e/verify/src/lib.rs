@@ -11,6 +11,10 @@ pub const BIN_DIR: &str = "SIDEKEY_BIN_DIR";
 /// The variable with a directory of their images.
 pub const IMAGE_DIR: &str = "SIDEKEY_IMAGE_DIR";
 
+/// The variable with the time, in seconds, for which tests of parsers make up input; without it they
+/// make a fixed number.
+pub const FUZZ: &str = "SIDEKEY_FUZZ_SECONDS";
+
 /// The variable with the file in which a test process writes how late its own clock ticks.
 pub const WITNESS: &str = "SIDEKEY_WITNESS";
 

@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use sidekey_e2e::{aws, cluster, command, golang, images, packages};
+use sidekey_e2e::{aws, cluster, command, golang, images, kmip, packages};
 
 /// Programs of the distribution, and the packages that have them.
 const PROGRAMS: [(&str, &str); 14] = [
@@ -38,11 +38,17 @@ const SERVERS: &[golang::GoServer] = &[
     golang::POD,
     golang::KUBECTL,
     golang::LOCAL_KMS,
+    golang::KMIP,
 ];
 
 /// Vendors' own programs, by which fakes are proven: tests in `full` alone run them.
-const CLIENTS: &[golang::GoServer] =
-    &[golang::AZURE_CLIENT, golang::AZURE_KMS, golang::GCP_CLIENT, golang::KEYPROTECT_CLIENT];
+const CLIENTS: &[golang::GoServer] = &[
+    golang::AZURE_CLIENT,
+    golang::AZURE_KMS,
+    golang::GCP_CLIENT,
+    golang::KEYPROTECT_CLIENT,
+    golang::OKMS_CLIENT,
+];
 
 /// Prepares everything that the end-to-end tests need.
 #[derive(Debug, Parser)]
@@ -78,6 +84,7 @@ async fn prepare(arguments: &Arguments) -> Result<()> {
         packages::program(program, package).await?;
     }
     aws::install().await?;
+    kmip::install().await?;
     let clients = CLIENTS.iter().filter(|_| *all);
     for server in SERVERS.iter().chain(clients) {
         server.build_async().await?;

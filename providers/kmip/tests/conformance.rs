@@ -1,0 +1,39 @@
+//! The real binary on a KMIP server against the whole conformance suite.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(dead_code, reason = "the support is shared by several test files")]
+
+mod support;
+
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use serde_json::json;
+use sidekey_conformance::{Hook, Launched, assert_conforms, program};
+use support::{Stage, binary};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_kmip_conforms_to_kms_v2() {
+    let stage = Arc::new(Stage::new("conformance").await);
+    let config = stage.path("kmip.yaml");
+    std::fs::write(&config, stage.document().to_string()).unwrap();
+    let mut serve = Command::new(program(binary()));
+    serve.arg("--config").arg(&config);
+    let launched = Launched::start(serve, stage.endpoint(1).parse().unwrap()).await.unwrap();
+    let (rotated, current) = (stage.clone(), Arc::new(Mutex::new(stage.key.clone())));
+    let rotate = Hook::new(move || {
+        let (stage, current) = (rotated.clone(), current.clone());
+        async move {
+            let old = current.lock().unwrap().clone();
+            stage.server.change(&old, &json!({"Name": "kms-old"})).await?;
+            let new = stage.server.create("kms", json!({})).await?;
+            *current.lock().unwrap() = new;
+            Ok::<_, anyhow::Error>(())
+        }
+    });
+    let calls = move || {
+        let stage = stage.clone();
+        async move { Ok::<_, anyhow::Error>(stage.server.calls().await?.values().sum()) }
+    };
+    let plugin = launched.plugin().with_rotate(rotate).with_backend_calls(calls);
+    assert_conforms(&plugin).await;
+}

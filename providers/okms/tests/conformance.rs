@@ -1,0 +1,62 @@
+//! The real binary on a fake OKMS against the whole conformance suite, or on a real one if
+//! `SIDEKEY_TEST_OKMS` and what a login needs are set.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(dead_code, reason = "the support is shared by several test files")]
+
+mod support;
+
+use std::convert::Infallible;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use sidekey_conformance::{Hook, Launched, assert_conforms, program};
+use support::{LABEL, Stage, binary, quick};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_okms_conforms_to_kms_v2() {
+    let stage = Arc::new(Stage::new("conformance").await);
+    let outside = outside();
+    let mut key = stage.labelled(1);
+    if let Some(body) = &outside {
+        for field in ["kek", "settings", "credentials"] {
+            key[field] = body[field].clone();
+        }
+    }
+    let config = stage.path("okms.yaml");
+    std::fs::write(&config, quick(&[key]).to_string()).unwrap();
+    let mut serve = Command::new(program(binary()));
+    serve.arg("--config").arg(&config);
+    let launched = Launched::start(serve, stage.endpoint(1).parse().unwrap()).await.unwrap();
+    let plugin = launched.plugin();
+    // Nobody outside rotates or counts for us.
+    let plugin = if outside.is_some() {
+        plugin
+    } else {
+        let (rotated, current) = (stage.clone(), Mutex::new(stage.backend.key.clone()));
+        let rotate = Hook::new(move || {
+            let mut service = rotated.fake().service();
+            let new = service.create("next");
+            let old = std::mem::replace(&mut *current.lock().unwrap(), new.clone());
+            service.repoint(LABEL, &old, &new);
+            std::future::ready(Ok::<_, Infallible>(()))
+        });
+        let calls = move || std::future::ready(Ok::<_, Infallible>(stage.fake().all_calls()));
+        plugin.with_rotate(rotate).with_backend_calls(calls)
+    };
+    assert_conforms(&plugin).await;
+}
+
+/// A key of a real domain, or of another imitation of one.
+fn outside() -> Option<Value> {
+    let variable = |name: &str| std::env::var(format!("SIDEKEY_TEST_OKMS{name}")).ok();
+    let address = variable("")?;
+    let needed = |name: &str| {
+        variable(name).unwrap_or_else(|| panic!("SIDEKEY_TEST_OKMS needs SIDEKEY_TEST_OKMS{name}"))
+    };
+    Some(json!({
+        "kek": {"okmsId": needed("_ID"), "key": needed("_KEY")},
+        "settings": {"address": address, "caFile": variable("_CA_FILE")},
+        "credentials": {"certFile": needed("_CERT_FILE"), "keyFile": needed("_KEY_FILE")},
+    }))
+}

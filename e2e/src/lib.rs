@@ -48,6 +48,7 @@ pub mod process;
 pub mod scratch;
 pub mod shim;
 pub mod sidecar;
+pub mod softhsm;
 pub mod stored;
 pub mod vault;
 pub mod vendor;

@@ -138,13 +138,10 @@ impl Kek {
         if self.key_label.is_none() && self.key_id.is_none() {
             problems.add("keyLabel", "is required, or keyId");
         }
-        let Self { token_label, token_serial, key_label, .. } = self;
-        for (field, text) in
-            [("tokenLabel", token_label), ("tokenSerial", token_serial), ("keyLabel", key_label)]
-        {
-            check_label(field, text.as_deref(), problems);
-        }
-        check_hex("keyId", self.key_id.as_deref(), problems);
+        let Self { token_label, token_serial, key_label, key_id, .. } = self;
+        let texts =
+            [("tokenLabel", token_label), ("tokenSerial", token_serial), ("keyLabel", key_label)];
+        check_texts(&texts, ("keyId", key_id), problems);
     }
 }
 
@@ -170,8 +167,7 @@ impl Settings {
             }
             _ => {}
         }
-        check_label("hmacLabel", self.hmac_label.as_deref(), problems);
-        check_hex("hmacId", self.hmac_id.as_deref(), problems);
+        check_texts(&[("hmacLabel", &self.hmac_label)], ("hmacId", &self.hmac_id), problems);
         for (index, older) in self.older_keks.iter().enumerate() {
             problems.within(&format!("olderKeks[{index}]"), |problems| {
                 if !older.settings.older_keks.is_empty() {
@@ -183,14 +179,17 @@ impl Settings {
     }
 }
 
-fn check_label(field: &str, text: Option<&str>, problems: &mut Problems) {
-    if text.is_some_and(|text| text.is_empty() || text.len() > MAX_LABEL) {
+/// Reports names that nothing can have, and an id that is not written in hex.
+fn check_texts(
+    texts: &[(&str, &Option<String>)],
+    (field, id): (&str, &Option<String>),
+    problems: &mut Problems,
+) {
+    let wrong = |text: &String| text.is_empty() || text.len() > MAX_LABEL;
+    for (field, _) in texts.iter().filter(|(_, text)| text.as_ref().is_some_and(wrong)) {
         problems.add(field, "must have 1 to 255 bytes");
     }
-}
-
-fn check_hex(field: &str, text: Option<&str>, problems: &mut Problems) {
-    if text.is_some_and(|text| unhex(text).is_none()) {
+    if id.as_deref().is_some_and(|text| unhex(text).is_none()) {
         problems.add(field, "is not a CKA_ID in hex: pkcs11-tool --list-objects shows it");
     }
 }

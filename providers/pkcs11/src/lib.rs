@@ -23,7 +23,7 @@
 //! # How it hangs together
 //! ```text
 //! Pkcs11 (one key, and older ones that it reads) ── client (threads, deadlines) ── library (sessions, login)
-//!                                                                                └─ object (which key, seal, open)
+//!                                                          └─ object (which key) ── key (seal, open)
 //! ```
 //!
 //! # Plaintexts in memory
@@ -33,6 +33,7 @@ mod client;
 mod codes;
 mod config;
 mod dropin;
+mod key;
 mod library;
 mod object;
 
@@ -50,6 +51,7 @@ pub use config::Config;
 use client::Client;
 use codes::found;
 use dropin::form;
+use key::Key;
 
 /// For what no caller waits for: the runtime has a limit of its own for it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -81,7 +83,7 @@ impl Provider for Pkcs11 {
 
     async fn key_id(&self) -> Result<KeyId, Error> {
         let newest = self.key.run(Instant::now() + PATIENCE, Client::newest).await?;
-        form::key_id(&self.key, &newest)
+        form::key_id(&self.key.form, &newest)
     }
 
     async fn encrypt(
@@ -108,8 +110,8 @@ impl Provider for Pkcs11 {
             let asked = sealed.clone();
             let work = move |client: &Client, link: &mut _| {
                 let Some(object) = client.keys.named(link, &asked.key_id)? else { return Ok(None) };
-                let opened = form::open(client, link, &object, &asked);
-                opened.map(Some).map_err(|error| client.keys.judge(link, &object, error))
+                let key = Key { keys: &client.keys, link, object: &object };
+                form::open(&client.form, &key, &asked).map(Some).map_err(|error| key.judge(error))
             };
             match client.run(call.deadline, work).await {
                 Ok(Some(plaintext)) => return Ok(plaintext),
@@ -142,8 +144,9 @@ impl Pkcs11 {
                     named.ok_or_else(|| found(&client.keys, codes::NOT_OURS))?
                 }
             };
-            let ciphertext = form::seal(client, link, &object, plaintext.expose())?.into();
-            let key_id = form::key_id(client, &object)?;
+            let key = Key { keys: &client.keys, link, object: &object };
+            let ciphertext = form::seal(&client.form, &key, plaintext.expose())?.into();
+            let key_id = form::key_id(&client.form, &object)?;
             Ok(Sealed { key_id, ciphertext, annotations: BTreeMap::new() })
         };
         self.key.run(call.deadline, work).await

@@ -1,15 +1,10 @@
-//! Keys as a token has them: which ones there are, how they are named, what is done with them.
+//! Keys as a token has them: which ones there are, and how they are named.
 
 use std::fmt;
 
-use cryptoki::error::Error as Failure;
-use cryptoki::mechanism::aead::GcmParams;
-use cryptoki::mechanism::rsa::{PkcsMgfType, PkcsOaepParams, PkcsOaepSource};
-use cryptoki::mechanism::{Mechanism, MechanismType};
 use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass, ObjectHandle};
-use cryptoki::types::Ulong;
 use serde::Deserialize;
-use sidekey_core::{Error, KeyId, Kind, Provider, Secret, hex, sha256, time};
+use sidekey_core::{Error, KeyId, Provider, hex, sha256, time};
 use sidekey_rest::naming::{Version, scope};
 
 use crate::Pkcs11;
@@ -18,10 +13,6 @@ use crate::library::Link;
 
 /// Longer ones make key_ids that are too long.
 const MAX_ID: usize = 255;
-const IV: usize = 12;
-/// The first byte of what is written, by what follows.
-const GCM: u8 = 1;
-const OAEP: u8 = 2;
 
 #[rustfmt::skip]
 const WANTED: [AttributeType; 9] = [AttributeType::Id, AttributeType::Label, AttributeType::StartDate, AttributeType::ValueLen, AttributeType::CheckValue, AttributeType::Modulus, AttributeType::Encrypt, AttributeType::Decrypt, AttributeType::Extractable];
@@ -71,14 +62,6 @@ impl Algorithm {
             Self::RsaOaep | Self::RsaOaep256 => (ObjectClass::PRIVATE_KEY, KeyType::RSA),
         };
         [Attribute::Class(class), Attribute::KeyType(key_type), Attribute::Token(true)]
-    }
-
-    pub(crate) fn oaep(self) -> Mechanism<'static> {
-        let (hash, mask) = match self {
-            Self::RsaOaep256 => (MechanismType::SHA256, PkcsMgfType::MGF1_SHA256),
-            _ => (MechanismType::SHA1, PkcsMgfType::MGF1_SHA1),
-        };
-        Mechanism::RsaPkcsOaep(PkcsOaepParams::new(hash, mask, PkcsOaepSource::empty()))
     }
 }
 
@@ -150,135 +133,6 @@ impl Selector {
         let key_id = version.key_id(Pkcs11::NAME)?;
         Ok(Object { handle, id, key_id, start, bits, attributes })
     }
-
-    /// As our own data is written.
-    pub(crate) fn seal(
-        &self,
-        link: &Link,
-        object: &Object,
-        plaintext: &[u8],
-    ) -> Result<Vec<u8>, Error> {
-        if self.algorithm != Algorithm::AesGcm {
-            let sealed = self.encrypt(link, object, &self.algorithm.oaep(), plaintext)?;
-            return Ok([&[OAEP], &*sealed].concat());
-        }
-        if object.bits != 256 {
-            return Err(found(self, codes::TOO_SHORT));
-        }
-        let (iv, sealed) = self.seal_gcm(link, object, IV, &aad(object), plaintext)?;
-        Ok([&[GCM], &*iv, &*sealed].concat())
-    }
-
-    /// The IV, and what is encrypted under it.
-    pub(crate) fn seal_gcm(
-        &self,
-        link: &Link,
-        object: &Object,
-        iv: usize,
-        aad: &[u8],
-        plaintext: &[u8],
-    ) -> Result<(Vec<u8>, Vec<u8>), Error> {
-        let mut iv = match self.iv_from_token {
-            false => Secret::random(iv)?.expose().to_vec(),
-            true => vec![0; iv],
-        };
-        let sealed = self.encrypt(link, object, &gcm(&mut iv, aad)?, plaintext)?;
-        if iv.iter().all(|byte| *byte == 0) {
-            return Err(found(self, codes::NO_IV));
-        }
-        Ok((iv, sealed))
-    }
-
-    /// What [`seal`](Self::seal) has written.
-    pub(crate) fn open(
-        &self,
-        link: &Link,
-        object: &Object,
-        sealed: &[u8],
-    ) -> Result<Secret, Error> {
-        let other = || found(self, codes::ALTERED);
-        let (form, rest) = sealed.split_first().ok_or_else(other)?;
-        match (*form, self.algorithm) {
-            (GCM, Algorithm::AesGcm) if rest.len() > IV => {
-                let (iv, sealed) = rest.split_at(IV);
-                self.open_gcm(link, object, iv, &aad(object), sealed)
-            }
-            (OAEP, Algorithm::RsaOaep | Algorithm::RsaOaep256) => {
-                self.decrypt(link, object, &self.algorithm.oaep(), rest)
-            }
-            _ => Err(other()),
-        }
-    }
-
-    pub(crate) fn open_gcm(
-        &self,
-        link: &Link,
-        object: &Object,
-        iv: &[u8],
-        aad: &[u8],
-        sealed: &[u8],
-    ) -> Result<Secret, Error> {
-        self.decrypt(link, object, &gcm(&mut iv.to_vec(), aad)?, sealed)
-    }
-
-    /// Some tokens say of a tag that does not fit that the device is broken. If the key reads what
-    /// it has just written, it was the ciphertext.
-    pub(crate) fn judge(&self, link: &Link, object: &Object, error: Error) -> Error {
-        let is_vague = matches!(error.kind(), Kind::Unavailable | Kind::Config | Kind::Invalid);
-        let works = || -> Result<bool, Error> {
-            let sample = Secret::random(32)?;
-            let sealed = self.seal(link, object, sample.expose())?;
-            Ok(self.open(link, object, &sealed)? == sample)
-        };
-        let was_ciphertext = is_vague && works().unwrap_or(false);
-        if was_ciphertext { found(self, codes::ALTERED).with_source(error) } else { error }
-    }
-
-    fn encrypt(
-        &self,
-        link: &Link,
-        object: &Object,
-        mechanism: &Mechanism<'_>,
-        plaintext: &[u8],
-    ) -> Result<Vec<u8>, Error> {
-        let failed = |failure| explain("encrypt", self, &failure);
-        let refuse = |finding| Err(found(self, finding));
-        let is_aes = self.algorithm == Algorithm::AesGcm;
-        let handle = match self.public(link, object).map_err(failed)? {
-            _ if plaintext.is_empty() => return refuse(codes::EMPTY),
-            _ if is_aes && object.has(&Attribute::Encrypt(false)) => {
-                return refuse(codes::NO_ENCRYPT);
-            }
-            _ if !is_aes && object.bits < 2048 => return refuse(codes::TOO_SHORT),
-            None => return refuse(codes::NO_PUBLIC),
-            Some(handle) => handle,
-        };
-        link.session.encrypt(mechanism, handle, plaintext).map_err(failed)
-    }
-
-    /// What encrypts for a key: itself, or the public one beside it.
-    fn public(&self, link: &Link, object: &Object) -> Result<Option<ObjectHandle>, Failure> {
-        if self.algorithm == Algorithm::AesGcm {
-            return Ok(Some(object.handle));
-        }
-        let class = Attribute::Class(ObjectClass::PUBLIC_KEY);
-        let id = Attribute::Id(object.id.clone());
-        Ok(link.session.find_objects(&[class, id])?.first().copied())
-    }
-
-    pub(crate) fn decrypt(
-        &self,
-        link: &Link,
-        object: &Object,
-        mechanism: &Mechanism<'_>,
-        sealed: &[u8],
-    ) -> Result<Secret, Error> {
-        if object.has(&Attribute::Decrypt(false)) {
-            return Err(found(self, codes::NO_DECRYPT));
-        }
-        let opened = link.session.decrypt(mechanism, object.handle, sealed);
-        opened.map(Secret::new).map_err(|failure| explain("decrypt", self, &failure))
-    }
 }
 
 impl Object {
@@ -304,14 +158,4 @@ impl fmt::Display for Selector {
         self.label.iter().try_for_each(|label| write!(f, " {label:?}"))?;
         self.id.iter().try_for_each(|id| write!(f, " with CKA_ID {}", hex(id)))
     }
-}
-
-/// Binds a ciphertext to its key_id, so that neither can be exchanged.
-fn aad(object: &Object) -> Vec<u8> {
-    [b"sidekey-pkcs11/1/", object.key_id.as_str().as_bytes()].concat()
-}
-
-fn gcm<'a>(iv: &'a mut [u8], aad: &'a [u8]) -> Result<Mechanism<'a>, Error> {
-    let bad = |failure| explain("AES-GCM", &"its IV", &failure);
-    Ok(Mechanism::AesGcm(GcmParams::new(iv, aad, Ulong::new(128)).map_err(bad)?))
 }

@@ -4,9 +4,8 @@
 use serde::Deserialize;
 use sidekey_core::{Error, KeyId, Sealed, Secret, hex};
 
-use crate::client::Client;
 use crate::dropin::jwe;
-use crate::library::Link;
+use crate::key::Key;
 use crate::object::Object;
 
 /// How new data is written.
@@ -31,35 +30,25 @@ pub(crate) struct Form {
 }
 
 /// The key_id of what is written with a key.
-pub(crate) fn key_id(client: &Client, object: &Object) -> Result<KeyId, Error> {
-    match client.form.format {
+pub(crate) fn key_id(form: &Form, object: &Object) -> Result<KeyId, Error> {
+    match form.format {
         Format::Sidekey => Ok(object.key_id.clone()),
         Format::Keysealer => KeyId::new(&hex(&object.id)),
     }
 }
 
 /// Wraps in the form that is set.
-pub(crate) fn seal(
-    client: &Client,
-    link: &Link,
-    object: &Object,
-    plaintext: &[u8],
-) -> Result<Vec<u8>, Error> {
-    match client.form.format {
-        Format::Sidekey => client.keys.seal(link, object, plaintext),
-        Format::Keysealer => jwe::seal(&client.keys, link, object, plaintext),
+pub(crate) fn seal(form: &Form, key: &Key<'_>, plaintext: &[u8]) -> Result<Vec<u8>, Error> {
+    match form.format {
+        Format::Sidekey => key.seal(plaintext),
+        Format::Keysealer => jwe::seal(key, plaintext),
     }
 }
 
 /// Unwraps what was written in the form that its key_id tells of.
-pub(crate) fn open(
-    client: &Client,
-    link: &Link,
-    object: &Object,
-    sealed: &Sealed,
-) -> Result<Secret, Error> {
-    match object.key_id == sealed.key_id {
-        true => client.keys.open(link, object, &sealed.ciphertext),
-        false => jwe::open(client, link, object, &sealed.ciphertext),
+pub(crate) fn open(form: &Form, key: &Key<'_>, sealed: &Sealed) -> Result<Secret, Error> {
+    match key.object.key_id == sealed.key_id {
+        true => key.open(&sealed.ciphertext),
+        false => jwe::open(form, key, &sealed.ciphertext),
     }
 }

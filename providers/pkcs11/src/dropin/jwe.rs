@@ -14,10 +14,11 @@ use serde::Deserialize;
 use serde_json::json;
 use sidekey_core::{Error, Kind, Secret};
 
-use crate::client::Client;
 use crate::codes::explain;
+use crate::dropin::form::Form;
+use crate::key::{Key, oaep};
 use crate::library::Link;
-use crate::object::{Algorithm, Object, Selector};
+use crate::object::{Algorithm, Object};
 
 /// What the replaced plugin writes.
 const IV: usize = 16;
@@ -45,46 +46,34 @@ struct Parts<'a> {
 }
 
 /// As the replaced plugin's `aes-gcm`.
-pub(crate) fn seal(
-    keys: &Selector,
-    link: &Link,
-    object: &Object,
-    plaintext: &[u8],
-) -> Result<Vec<u8>, Error> {
-    if keys.algorithm != Algorithm::AesGcm {
+pub(crate) fn seal(key: &Key<'_>, plaintext: &[u8]) -> Result<Vec<u8>, Error> {
+    if !key.is_aes() {
         let text =
             "settings.format keysealer is for AES keys alone: nothing else is written in that form";
         return Err(Error::new(Kind::Config, text));
     }
-    let header =
-        format!(r#"{{"alg":"dir","kid":{},"enc":"A{}GCM"}}"#, json!(label(object)), object.bits);
+    let header = format!(
+        r#"{{"alg":"dir","kid":{},"enc":"A{}GCM"}}"#,
+        json!(label(key.object)),
+        key.object.bits
+    );
     let header = URL_SAFE_NO_PAD.encode(header);
-    let (iv, sealed) = keys.seal_gcm(link, object, IV, header.as_bytes(), plaintext)?;
+    let (iv, sealed) = key.seal_gcm(IV, header.as_bytes(), plaintext)?;
     let (sealed, tag) = sealed.split_at(sealed.len().saturating_sub(TAG));
     let [iv, sealed, tag] = [&*iv, sealed, tag].map(|part| URL_SAFE_NO_PAD.encode(part));
     Ok(format!("{header}..{iv}.{sealed}.{tag}").into_bytes())
 }
 
 /// Any of the families that are read here.
-pub(crate) fn open(
-    client: &Client,
-    link: &Link,
-    object: &Object,
-    jwe: &[u8],
-) -> Result<Secret, Error> {
+pub(crate) fn open(form: &Form, key: &Key<'_>, jwe: &[u8]) -> Result<Secret, Error> {
     let parts = Parts::of(jwe).ok_or_else(|| corrupt("it is no JWE"))?;
     let header = URL_SAFE_NO_PAD.decode(parts.header).unwrap_or_default();
     let header: Header =
         serde_json::from_slice(&header).map_err(|_| corrupt("its header cannot be read"))?;
-    let is_rsa = client.keys.algorithm != Algorithm::AesGcm;
     match (&*header.alg, &*header.enc) {
-        ("dir", "A128GCM" | "A192GCM" | "A256GCM") if !is_rsa => {
-            parts.open_gcm(&client.keys, link, object)
-        }
-        ("A256CBC", "A256CBC") if !is_rsa => parts.open_cbc(client, link, object, &header),
-        ("RSA-OAEP-256" | "RSA-OAEP", "A256GCM") if is_rsa => {
-            parts.open_rsa(&client.keys, link, object)
-        }
+        ("dir", "A128GCM" | "A192GCM" | "A256GCM") if key.is_aes() => parts.open_gcm(key),
+        ("A256CBC", "A256CBC") if key.is_aes() => parts.open_cbc(form, key, &header),
+        ("RSA-OAEP-256" | "RSA-OAEP", "A256GCM") if !key.is_aes() => parts.open_rsa(key),
         _ => Err(corrupt("it is of no family of this key")),
     }
 }
@@ -98,23 +87,17 @@ impl<'a> Parts<'a> {
         parts.next().is_none().then_some(Self { header, key, iv, sealed, tag })
     }
 
-    fn open_gcm(&self, keys: &Selector, link: &Link, object: &Object) -> Result<Secret, Error> {
+    fn open_gcm(&self, key: &Key<'_>) -> Result<Secret, Error> {
         if !self.key.is_empty() || !(1..=MAX_IV).contains(&self.iv.len()) || self.tag.len() != TAG {
             return Err(corrupt("its parts have the wrong length"));
         }
         let sealed = [&*self.sealed, &*self.tag].concat();
-        keys.open_gcm(link, object, &self.iv, self.header.as_bytes(), &sealed)
+        key.open_gcm(&self.iv, self.header.as_bytes(), &sealed)
     }
 
     /// AES-CBC without padding, but with a block of zeros too many, and the length of the plaintext in
     /// the header; then HMAC over all of it.
-    fn open_cbc(
-        &self,
-        client: &Client,
-        link: &Link,
-        object: &Object,
-        header: &Header,
-    ) -> Result<Secret, Error> {
+    fn open_cbc(&self, form: &Form, key: &Key<'_>, header: &Header) -> Result<Secret, Error> {
         let length = header.length.as_deref().and_then(|text| URL_SAFE_NO_PAD.decode(text).ok());
         let length = length.and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
         let length = length.and_then(|bytes| usize::try_from(u64::from_be_bytes(bytes)).ok());
@@ -123,16 +106,16 @@ impl<'a> Parts<'a> {
         let Some((length, iv)) = length.zip(iv).filter(|_| self.sealed.len() % BLOCK == 0) else {
             return Err(corrupt("its parts have the wrong length"));
         };
-        self.check_mac(client, link)?;
+        self.check_mac(form, key)?;
         let blocks = &self.sealed[..length.next_multiple_of(BLOCK)];
-        let plaintext = client.keys.decrypt(link, object, &Mechanism::AesCbc(iv), blocks)?;
+        let plaintext = key.decrypt(&Mechanism::AesCbc(iv), blocks)?;
         Ok(Secret::new(plaintext.expose()[..length].to_vec()))
     }
 
-    fn check_mac(&self, client: &Client, link: &Link) -> Result<(), Error> {
-        let key = hmac_key(client, link)?;
+    fn check_mac(&self, form: &Form, key: &Key<'_>) -> Result<(), Error> {
+        let second = hmac_key(form, key.link)?;
         let failed = |failure| explain("sign", &"the HMAC key", &failure);
-        let mac = |data: &[u8]| link.session.sign(&Mechanism::Sha256Hmac, key, data);
+        let mac = |data: &[u8]| key.link.session.sign(&Mechanism::Sha256Hmac, second, data);
         // In bytes, where the standard counts bits.
         let length = (self.header.len() as u64).to_be_bytes();
         let data = [self.header.as_bytes(), &self.iv, &self.sealed, &length].concat();
@@ -143,18 +126,18 @@ impl<'a> Parts<'a> {
         if verify_slices_are_equal(&mac(&[]).map_err(failed)?, &self.tag).is_err() {
             return Err(corrupt("its MAC is wrong"));
         }
-        if !client.form.read_without_integrity {
+        if !form.read_without_integrity {
             let text = "it was written by an early release of the replaced plugin, whose MAC authenticates nothing";
             return Err(corrupt(text).with_hint("settings.readWithoutIntegrity reads it, altered or not: turn it on only until everything has been written anew"));
         }
-        tracing::warn!(key = %client.keys, "data without integrity was decrypted, as settings.readWithoutIntegrity says: whoever can write to etcd may have altered it");
+        tracing::warn!(key = %key.keys, "data without integrity was decrypted, as settings.readWithoutIntegrity says: whoever can write to etcd may have altered it");
         Ok(())
     }
 
     /// The HSM opens the key, and we what is encrypted with it.
-    fn open_rsa(&self, keys: &Selector, link: &Link, object: &Object) -> Result<Secret, Error> {
+    fn open_rsa(&self, key: &Key<'_>) -> Result<Secret, Error> {
         // Older data names the other hash, and has this one all the same.
-        let key = keys.decrypt(link, object, &Algorithm::RsaOaep256.oaep(), &self.key)?;
+        let key = key.decrypt(&oaep(Algorithm::RsaOaep256), &self.key)?;
         let altered = |_| corrupt("it does not authenticate");
         let key = UnboundKey::new(&AES_256_GCM, key.expose()).map_err(altered)?;
         let nonce = Nonce::try_assume_unique_for_key(&self.iv).map_err(altered)?;
@@ -168,8 +151,7 @@ impl<'a> Parts<'a> {
 }
 
 /// The second key of `aes-cbc`.
-fn hmac_key(client: &Client, link: &Link) -> Result<ObjectHandle, Error> {
-    let form = &client.form;
+fn hmac_key(form: &Form, link: &Link) -> Result<ObjectHandle, Error> {
     let mut template = vec![Attribute::Class(ObjectClass::SECRET_KEY), Attribute::Token(true)];
     template.extend(form.hmac_label.as_ref().map(|text| Attribute::Label(text.clone().into())));
     template.extend(form.hmac_id.clone().map(Attribute::Id));

@@ -79,3 +79,65 @@ async fn an_old_key_is_read_on_the_same_socket() {
     let error = served.kms.decrypt(&EncryptResponse { key_id: "03".into(), ..sealed }).await;
     assert_eq!(error.unwrap_err().code(), Code::FailedPrecondition);
 }
+
+/// A ciphertext of `aes-cbc`, with the MAC of all of it or, as early releases had it, of nothing.
+/// Both are made by the token.
+async fn aes_cbc(stage: &Stage, is_early: bool) -> EncryptResponse {
+    let file = |name: &str| stage.path(name).to_str().unwrap().to_owned();
+    let (data, made) = (file("data"), file("made"));
+    let iv: Vec<u8> = (0..16).collect();
+    std::fs::write(&data, PLAINTEXT).unwrap();
+    let cbc = ["--encrypt", "--mechanism", "AES-CBC", "--iv", "000102030405060708090a0b0c0d0e0f"];
+    let files = ["--input-file", &data, "--output-file", &made];
+    stage.hsm.keys(&[&cbc[..], &["--id", "01"], &files].concat()).await.unwrap();
+    // A block of zeros too many.
+    let sealed = [&*std::fs::read(&made).unwrap(), &[0; 16]].concat();
+    let length = URL_SAFE_NO_PAD.encode(32_u64.to_be_bytes());
+    let header = format!(
+        r#"{{"alg":"A256CBC","kid":"01","typ":"JWT","cty":"JWT","_thales_aad":"{length}","enc":"A256CBC"}}"#
+    );
+    let header = URL_SAFE_NO_PAD.encode(header);
+    let count = (header.len() as u64).to_be_bytes();
+    let all = [header.as_bytes(), &iv, &sealed, &count].concat();
+    std::fs::write(&data, if is_early { Vec::new() } else { all }).unwrap();
+    std::fs::remove_file(&made).unwrap();
+    let sign = ["--sign", "--mechanism", "SHA256-HMAC", "--id", "77"];
+    stage.hsm.keys(&[&sign[..], &files].concat()).await.unwrap();
+    let tag = std::fs::read(&made).unwrap();
+    let [iv, sealed, tag] = [iv, sealed, tag].map(|part| URL_SAFE_NO_PAD.encode(part));
+    let text = format!("{header}..{iv}.{sealed}.{tag}");
+    EncryptResponse {
+        ciphertext: text.into(),
+        key_id: "01".to_owned(),
+        annotations: Default::default(),
+    }
+}
+
+#[tokio::test]
+async fn aes_cbc_is_read_and_what_nothing_authenticates_only_where_that_is_asked_for() {
+    let stage = Stage::new("cbc").await;
+    let mac = ["--keygen", "--key-type", "GENERIC:32", "--label", "mac", "--id", "77"];
+    stage.hsm.keys(&mac).await.unwrap();
+    let (sound, early) = (aes_cbc(&stage, false).await, aes_cbc(&stage, true).await);
+    let mut entry = stage.entry(1);
+    entry["settings"]["hmacId"] = "77".into();
+    let served = stage.serve(&quick(&[entry.clone()])).await;
+    served.kms.reads(&sound, PLAINTEXT).await.unwrap();
+    let refused = served.kms.decrypt(&early).await.unwrap_err();
+    assert_eq!(refused.code(), Code::DataLoss, "{refused}");
+    assert!(refused.message().contains("readWithoutIntegrity"), "{refused}");
+    let mut altered = sound.clone();
+    let mut bytes = altered.ciphertext.to_vec();
+    // In the part that is encrypted.
+    let place = bytes.len() - 70;
+    bytes[place] = if bytes[place] == b'A' { b'B' } else { b'A' };
+    altered.ciphertext = bytes.into();
+    assert_eq!(served.kms.decrypt(&altered).await.unwrap_err().code(), Code::DataLoss);
+    drop(served);
+    entry["settings"]["readWithoutIntegrity"] = true.into();
+    let served = stage.serve(&quick(&[entry])).await;
+    served.kms.reads(&early, PLAINTEXT).await.unwrap();
+    served.kms.reads(&sound, PLAINTEXT).await.unwrap();
+    assert_eq!(served.kms.decrypt(&altered).await.unwrap_err().code(), Code::DataLoss);
+    assert!(stage.said().contains("data without integrity was decrypted"), "{}", stage.said());
+}

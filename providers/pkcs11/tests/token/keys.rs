@@ -57,7 +57,7 @@ async fn an_iv_of_the_tokens_own_is_used_and_one_that_it_does_not_make_is_an_err
     entry["settings"]["ivFromToken"] = true.into();
     let served = stage.launch(&quick(&[entry])).await;
     let error = served.wait_bad().await;
-    assert!(error.message().contains("no IV of its own"), "{error}");
+    assert!(error.message().contains("IV of the token's own"), "{error}");
     stage.spoil("iv");
     served.wait_ok().await;
     let one = served.kms.round_trip(PLAINTEXT).await.unwrap();
@@ -92,7 +92,7 @@ async fn keys_that_cannot_serve_are_told_with_what_is_wrong() {
             Code::FailedPrecondition,
             "there is none in the token",
         ),
-        (json!({"keyLabel": "short"}), json!({}), Code::FailedPrecondition, "128 bits"),
+        (json!({"keyLabel": "short"}), json!({}), Code::FailedPrecondition, "too short"),
         (json!({"keyLabel": "twice"}), json!({}), Code::FailedPrecondition, "same CKA_ID"),
         (
             json!({"keyLabel": "sha", "algorithm": "RSA-OAEP-256"}),
@@ -100,12 +100,7 @@ async fn keys_that_cannot_serve_are_told_with_what_is_wrong() {
             Code::FailedPrecondition,
             "kek.algorithm",
         ),
-        (
-            json!({"tokenLabel": "other"}),
-            json!({}),
-            Code::Unavailable,
-            "there is no token \"other\"",
-        ),
+        (json!({"tokenLabel": "other"}), json!({}), Code::Unavailable, "is in no slot"),
         (
             json!({}),
             json!({"library": "/lib/x86_64-linux-gnu/libm.so.6"}),

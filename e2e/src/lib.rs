@@ -51,6 +51,7 @@ mod python;
 pub mod scratch;
 pub mod shim;
 pub mod sidecar;
+pub mod softhsm;
 pub mod stored;
 pub mod vault;
 pub mod vendor;

@@ -21,6 +21,7 @@ use crate::openbao::OpenBao;
 use crate::process::Spec;
 use crate::scratch::Scratch;
 use crate::sidecar::Sidecar;
+use crate::softhsm::{self, SoftHsm};
 use crate::vault::VaultPlugin;
 
 /// Starts the KMS of every vendor, by the name of its folder under `providers/`. A new vendor
@@ -37,6 +38,7 @@ pub async fn every(scratch: &Scratch) -> Result<Vec<(&'static str, Box<dyn Kms>)
         ("ibmcloud", Box::new(IbmCloud::start(scratch).await?)),
         ("kmip", Box::new(Kmip::start(scratch).await?)),
         ("okms", Box::new(Okms(OkmsBackend::start(scratch, "etcd").await?))),
+        ("pkcs11", Box::new(Pkcs11::start(scratch).await?)),
     ])
 }
 
@@ -338,5 +340,37 @@ impl Kms for Okms {
     fn end(&mut self) -> Result<()> {
         self.0.fake.gateway().inject(Fault::Cut);
         Ok(())
+    }
+}
+
+/// A token of SoftHSM with an AES key.
+struct Pkcs11(SoftHsm);
+
+impl Pkcs11 {
+    async fn start(scratch: &Scratch) -> Result<Self> {
+        let hsm = SoftHsm::start(scratch, "softhsm").await?;
+        hsm.make_aes("etcd", "01", 32).await?;
+        Ok(Self(hsm))
+    }
+}
+
+#[async_trait(?Send)]
+impl Kms for Pkcs11 {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let dir = scratch.subdir(name)?;
+        let endpoint = format!("unix://{}", dir.join("kms.sock").display());
+        let config = dir.join("config.yaml");
+        let entry = self.0.entry(1, "etcd", &endpoint);
+        fs::write(&config, json!({"admin": "127.0.0.1:0", "keys": [entry]}).to_string())?;
+        let program = binaries::path_async(softhsm::PROGRAM).await?;
+        let spec = Spec::new(format!("sidekey-pkcs11 {name}"), program, dir.join("plugin.log"));
+        let spec = spec.env(softhsm::CONF, self.0.conf());
+        let mut sidecar = Sidecar::start(spec.arg("--config").arg(config)).await?;
+        sidecar.wait_ready().await?;
+        Ok(Provider { endpoint, sidecar: Box::new(Box::new(sidecar)) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.0.unplug()
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use sidekey_verify::{BIN_DIR, FUZZ, IMAGE_DIR};
+use sidekey_verify::{BIN_DIR, FUZZ, IMAGE_DIR, link_dynamically};
 
 use crate::outcome::{Counting, Outcome};
 use crate::runner::{Runner, Step};
@@ -271,6 +271,12 @@ impl Stages<'_> {
             let mut command = cargo();
             command.args(["build", "--locked", "--release", "--bins", "--package", &member.name]);
             command.arg("--message-format=json-render-diagnostics");
+            if member.is_dynamic() {
+                // What prepares finds it there by itself.
+                link_dynamically(&mut command);
+                self.step(&release_step(&member.name), command, false).await?;
+                continue;
+            }
             let output = self.step(&release_step(&member.name), command, true).await?;
             let built = artifacts(&output).next().and_then(|artifact| artifact.executable);
             directory = built.and_then(|path| Some(path.parent()?.to_owned())).or(directory);

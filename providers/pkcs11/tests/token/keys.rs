@@ -1,0 +1,121 @@
+//! Keys: rotation, what has taken a key's place, and keys that cannot serve.
+
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::support::{LABEL, PLAINTEXT, Stage, quick};
+
+#[tokio::test]
+async fn a_new_key_under_the_label_is_announced_and_old_data_reads_on() {
+    let stage = Stage::new("rotated").await;
+    let served = stage.serve(&quick(&[stage.entry(1)])).await;
+    let old = served.wait_ok().await;
+    let sealed = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    // Ids are numbers: this one is greater.
+    stage.hsm.make_aes(LABEL, "0100", 32).await.unwrap();
+    let new = served.wait_moved(&old).await;
+    assert!(new.ends_with("/0100"), "{new}");
+    assert_eq!(served.kms.round_trip(PLAINTEXT).await.unwrap().key_id, new);
+    served.kms.reads(&sealed, PLAINTEXT).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_key_made_anew_under_the_same_label_and_id_is_another_one() {
+    let stage = Stage::new("anew").await;
+    let served = stage.serve(&quick(&[stage.entry(1)])).await;
+    served.wait_ok().await;
+    let sealed = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    stage.hsm.delete_aes("01").await.unwrap();
+    stage.hsm.make_aes(LABEL, "01", 32).await.unwrap();
+    let error = served.wait_bad().await;
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    let error = served.kms.decrypt(&sealed).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+}
+
+#[tokio::test]
+async fn rsa_wraps_with_the_public_key_and_unwraps_with_the_private_one() {
+    let stage = Stage::new("rsa").await;
+    stage.hsm.make_rsa("pair", "07", 2048).await.unwrap();
+    let mut entry = stage.entry(1);
+    entry["kek"] = json!({"tokenLabel": "kms", "keyId": "07", "algorithm": "RSA-OAEP"});
+    let served = stage.serve(&quick(&[entry])).await;
+    let sealed = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    let mut altered = sealed.clone();
+    let mut bytes = altered.ciphertext.to_vec();
+    bytes[100] ^= 1;
+    altered.ciphertext = bytes.into();
+    let error = served.kms.decrypt(&altered).await.unwrap_err();
+    assert_eq!(error.code(), Code::DataLoss, "{error}");
+    served.wait_ok().await;
+}
+
+#[tokio::test]
+async fn an_iv_of_the_tokens_own_is_used_and_one_that_it_does_not_make_is_an_error() {
+    let stage = Stage::new("iv").await;
+    let mut entry = stage.spoilt(1);
+    entry["settings"]["ivFromToken"] = true.into();
+    let served = stage.launch(&quick(&[entry])).await;
+    let error = served.wait_bad().await;
+    assert!(error.message().contains("IV of the token's own"), "{error}");
+    stage.spoil("iv");
+    served.wait_ok().await;
+    let one = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    let two = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    assert_ne!(one.ciphertext[1..13], two.ciphertext[1..13]);
+    assert_ne!(one.ciphertext[1..13], [0; 12]);
+}
+
+/// What Status says of a key that is selected so.
+async fn refused(stage: &Stage, kek: Value, settings: Value) -> tonic::Status {
+    let mut entry = stage.entry(1);
+    for (name, value) in kek.as_object().unwrap() {
+        entry["kek"][name] = value.clone();
+    }
+    for (name, value) in settings.as_object().unwrap() {
+        entry["settings"][name] = value.clone();
+    }
+    stage.launch(&quick(&[entry])).await.wait_bad().await
+}
+
+#[tokio::test]
+async fn keys_that_cannot_serve_are_told_with_what_is_wrong() {
+    let stage = Stage::new("states").await;
+    stage.hsm.make_aes("short", "10", 16).await.unwrap();
+    stage.hsm.make_aes("twice", "11", 32).await.unwrap();
+    stage.hsm.make_aes("twice", "11", 32).await.unwrap();
+    stage.hsm.make_rsa("sha", "12", 2048).await.unwrap();
+    for (kek, settings, code, word) in [
+        (
+            json!({"keyLabel": "none"}),
+            json!({}),
+            Code::FailedPrecondition,
+            "there is none in the token",
+        ),
+        (json!({"keyLabel": "short"}), json!({}), Code::FailedPrecondition, "too short"),
+        (json!({"keyLabel": "twice"}), json!({}), Code::FailedPrecondition, "same CKA_ID"),
+        (
+            json!({"keyLabel": "sha", "algorithm": "RSA-OAEP-256"}),
+            json!({}),
+            Code::FailedPrecondition,
+            "kek.algorithm",
+        ),
+        (json!({"tokenLabel": "other"}), json!({}), Code::Unavailable, "is in no slot"),
+        (
+            json!({}),
+            json!({"library": "/lib/x86_64-linux-gnu/libm.so.6"}),
+            Code::FailedPrecondition,
+            "cannot be loaded",
+        ),
+        (
+            json!({}),
+            json!({"library": "/does/not/exist.so"}),
+            Code::FailedPrecondition,
+            "cannot be loaded",
+        ),
+    ] {
+        let error = refused(&stage, kek.clone(), settings).await;
+        assert_eq!(error.code(), code, "{kek}: {error}");
+        assert!(error.message().contains(word), "{kek}: {error}");
+    }
+}

@@ -1,5 +1,5 @@
-//! The real binary on a fake OKMS against the whole conformance suite, or on a real one if
-//! `SIDEKEY_TEST_OKMS` and what a login needs are set.
+//! The real binary against the whole conformance suite: on a fake OKMS, or on a real one if
+//! `SIDEKEY_TEST_OKMS` and what a login needs are set; and on a KMIP server.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(dead_code, reason = "the support is shared by several test files")]
 
@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 use sidekey_conformance::{Hook, Launched, assert_conforms, program};
+use sidekey_e2e::Scratch;
+use sidekey_e2e::kmip::KmipServer;
 use support::{LABEL, Stage, binary, quick};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,6 +46,42 @@ async fn sidekey_okms_conforms_to_kms_v2() {
         let calls = move || std::future::ready(Ok::<_, Infallible>(stage.fake().all_calls()));
         plugin.with_rotate(rotate).with_backend_calls(calls)
     };
+    assert_conforms(&plugin).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_okms_conforms_to_kms_v2_by_kmip() {
+    let scratch = Scratch::new("conformance-kmip").unwrap();
+    let server = Arc::new(KmipServer::start(&scratch, "kmip").await.unwrap());
+    let current = Arc::new(Mutex::new(server.create(LABEL, json!({})).await.unwrap()));
+    let endpoint = format!("unix://{}", scratch.path().join("kms.sock").display());
+    let (at, of) = (server.address().to_string(), server.identities());
+    let key = json!({
+        "id": 1, "type": "okms", "listen": endpoint,
+        "kek": {"protocol": "kmip", "label": LABEL},
+        "settings": {"address": at, "caFile": of.ca()},
+        "credentials": {"certFile": of.client().certificate, "keyFile": of.client().key},
+    });
+    let config = scratch.path().join("okms.yaml");
+    std::fs::write(&config, quick(&[key]).to_string()).unwrap();
+    let mut serve = Command::new(program(binary()));
+    serve.arg("--config").arg(&config);
+    let launched = Launched::start(serve, endpoint.parse().unwrap()).await.unwrap();
+    let rotated = server.clone();
+    let rotate = Hook::new(move || {
+        let (server, current) = (rotated.clone(), current.clone());
+        async move {
+            let new = server.create("next", json!({})).await?;
+            let old = std::mem::replace(&mut *current.lock().unwrap(), new.clone());
+            server.change(&old, &json!({"Name": "former"})).await?;
+            server.change(&new, &json!({"Name": LABEL})).await
+        }
+    });
+    let calls = move || {
+        let server = server.clone();
+        async move { server.calls().await.map(|calls| calls.values().sum()) }
+    };
+    let plugin = launched.plugin().with_rotate(rotate).with_backend_calls(calls);
     assert_conforms(&plugin).await;
 }
 

@@ -12,6 +12,8 @@ mod credentials;
 mod dropin;
 #[path = "promises/keys.rs"]
 mod keys;
+#[path = "promises/kmip.rs"]
+mod kmip;
 #[path = "promises/labels.rs"]
 mod labels;
 #[path = "promises/recorded.rs"]

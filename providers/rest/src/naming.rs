@@ -1,4 +1,4 @@
-//! key_ids of the form `vendor/<scope>/<version>`.
+//! key_ids of the form `vendor/<scope>/<version>`, and labels of keys.
 //!
 //! The scope is a hash over what makes the KEK just that one (tenant, key ring, name, time of
 //! creation), in full: key_ids are public, such names need not be. The version is the vendor's own.

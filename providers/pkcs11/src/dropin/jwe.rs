@@ -103,7 +103,8 @@ impl<'a> Parts<'a> {
         let length = length.and_then(|bytes| usize::try_from(u64::from_be_bytes(bytes)).ok());
         let length = length.filter(|length| (1..=self.sealed.len()).contains(length));
         let iv = <[u8; BLOCK]>::try_from(&*self.iv).ok();
-        let Some((length, iv)) = length.zip(iv).filter(|_| self.sealed.len() % BLOCK == 0) else {
+        let Some((length, iv)) = length.zip(iv).filter(|_| self.sealed.len().is_multiple_of(BLOCK))
+        else {
             return Err(corrupt("its parts have the wrong length"));
         };
         self.check_mac(form, key)?;

@@ -39,7 +39,6 @@ fn a_static_build_refuses_to_start_and_says_why() {
     let arguments = ["--p11-lib=/l.so", "--p11-key-id=01", "--p11-slot=1", "--socket=/nowhere/s"];
     let ran = Command::new(program).arg("serve").args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(cfg!(target_feature = "crt-static"), "this test is for the workspace's own flags");
     assert_eq!(ran.status.code(), Some(1), "{said}");
     assert!(said.contains("static program cannot load a PKCS#11 library"), "{said}");
 }

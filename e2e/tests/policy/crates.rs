@@ -284,3 +284,18 @@ fn the_lint_rule_reads_manifests_rightly() {
     assert!(!inherits_lints("[package]\nname = \"x\"\n[dependencies]\nworkspace = true\n"));
     assert!(!inherits_lints("[lints]\n[dependencies]\nx = { workspace = true }\n"));
 }
+
+#[test]
+fn what_makes_the_fips_modules_bindings_has_one_syn() {
+    // bindgen takes syn 2 and 3 alike, but hands what it parsed to prettyplease. A merge of lock
+    // files can give them one each; nothing else that every run builds would show it.
+    let lock = std::fs::read_to_string(crate::layout::root().join("Cargo.lock")).unwrap();
+    let syn = |name: &str| {
+        let section = lock
+            .split("[[package]]")
+            .find(|section| section.lines().any(|line| line == format!("name = \"{name}\"")));
+        let lines = section.expect("a locked package").lines().map(str::trim);
+        lines.filter(|line| line.starts_with("\"syn")).collect::<Vec<_>>()
+    };
+    assert_eq!(syn("bindgen"), syn("prettyplease"), "see bindgen's dependencies in Cargo.lock");
+}

@@ -1,5 +1,5 @@
 //! The real binary on a fake OKMS against the whole conformance suite, or on a real one if
-//! `SIDEKEY_TEST_OKMS` and what a login needs are set.
+//! `SIDEKEY_TEST_OKMS` and what a login needs are set; and against the corpus.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(dead_code, reason = "the support is shared by several test files")]
 
@@ -9,8 +9,14 @@ use std::convert::Infallible;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
 use serde_json::{Value, json};
-use sidekey_conformance::{Hook, Launched, assert_conforms, program};
+use sidekey_conformance::{
+    CorpusKey, Hook, Launched, assert_conforms, assert_reads_corpus, program,
+};
+use sidekey_e2e::kmip::KmipServer;
 use support::{LABEL, Stage, binary, quick};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,6 +51,71 @@ async fn sidekey_okms_conforms_to_kms_v2() {
         plugin.with_rotate(rotate).with_backend_calls(calls)
     };
     assert_conforms(&plugin).await;
+}
+
+/// A key of the corpus.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    kek: Value,
+    /// By KMIP: the newest version of KMIP 1 that the server speaks.
+    newest: Option<u8>,
+    /// Ids, labels, and material in base64, oldest first.
+    keys: Vec<(String, String, String)>,
+}
+
+impl State {
+    /// Puts the keys into their KMS, and gives settings and credentials for it.
+    async fn restore(&self, stage: &Stage) -> (Value, Option<KmipServer>) {
+        let Some(newest) = self.newest else {
+            let mut service = stage.fake().service();
+            self.kek["okmsId"].as_str().unwrap().clone_into(&mut service.domain);
+            for (id, label, material) in &self.keys {
+                let material = STANDARD.decode(material).unwrap();
+                service.restore(id, label, material[..].try_into().unwrap());
+            }
+            drop(service);
+            return (stage.backend.document(0, &self.kek, ""), None);
+        };
+        let server = KmipServer::speaking(&stage.scratch, "kmip", newest).await.unwrap();
+        for (id, label, material) in &self.keys {
+            server.import(id, &json!({"Name": label, "Value": material})).await.unwrap();
+        }
+        let mut key = json!({"type": "okms", "kek": self.kek});
+        server.identities().fill(&mut key, &[]);
+        let ca = server.identities().ca();
+        key["settings"] = json!({"address": server.address().to_string(), "caFile": ca});
+        (key, Some(server))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_okms_reads_what_was_stored_once() {
+    let start = async |key: &CorpusKey| {
+        let state: State = key.state();
+        let stage = Stage::new("corpus").await;
+        let (key, server) = state.restore(&stage).await;
+        let (mut keys, mut plugins) = (Vec::new(), Vec::new());
+        // Ours needs the additional authenticated data of KMIP 1.4.
+        let forms = ["plugin", "sidekey"];
+        let forms = &forms[..if state.newest.is_some_and(|newest| newest < 4) { 1 } else { 2 }];
+        for (id, form) in (1..).zip(forms) {
+            let mut key = key.clone();
+            key["id"] = json!(id);
+            key["listen"] = json!(stage.endpoint(id));
+            key["settings"]["pluginFormat"] = json!(*form == "plugin");
+            key["settings"]["alsoReads"] = json!(["*"]);
+            keys.push(key);
+            plugins.push((*form, stage.endpoint(id).parse().unwrap()));
+        }
+        let config = stage.path("okms.yaml");
+        std::fs::write(&config, quick(&keys).to_string()).unwrap();
+        let mut serve = Command::new(program(binary()));
+        serve.arg("--config").arg(&config);
+        let launched = Launched::start(serve, stage.endpoint(1).parse().unwrap()).await.unwrap();
+        (plugins, (launched, stage, server))
+    };
+    assert_reads_corpus("okms", start).await;
 }
 
 /// A key of a real domain, or of another imitation of one.

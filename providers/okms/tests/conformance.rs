@@ -65,27 +65,39 @@ struct State {
 }
 
 impl State {
-    /// Puts the keys into their KMS, and gives settings and credentials for it.
+    /// Puts the keys into their KMS, and gives a key of the configuration.
     async fn restore(&self, stage: &Stage) -> (Value, Option<KmipServer>) {
-        let Some(newest) = self.newest else {
-            let mut service = stage.fake().service();
-            self.kek["okmsId"].as_str().unwrap().clone_into(&mut service.domain);
-            for (id, label, material) in &self.keys {
-                let material = STANDARD.decode(material).unwrap();
-                service.restore(id, label, material[..].try_into().unwrap());
+        match self.newest {
+            None => (self.restore_rest(stage), None),
+            Some(newest) => {
+                let server = KmipServer::speaking(&stage.scratch, "kmip", newest).await.unwrap();
+                (self.restore_kmip(&server).await, Some(server))
             }
-            drop(service);
-            return (stage.backend.document(0, &self.kek, ""), None);
-        };
-        let server = KmipServer::speaking(&stage.scratch, "kmip", newest).await.unwrap();
+        }
+    }
+
+    fn restore_rest(&self, stage: &Stage) -> Value {
+        let mut service = stage.fake().service();
+        self.kek["okmsId"].as_str().unwrap().clone_into(&mut service.domain);
+        for (id, label, material) in &self.keys {
+            let material = STANDARD.decode(material).unwrap();
+            service.restore(id, label, material[..].try_into().unwrap());
+        }
+        drop(service);
+        stage.backend.document(0, &self.kek, "")
+    }
+
+    async fn restore_kmip(&self, server: &KmipServer) -> Value {
         for (id, label, material) in &self.keys {
             server.import(id, &json!({"Name": label, "Value": material})).await.unwrap();
         }
-        let mut key = json!({"type": "okms", "kek": self.kek});
-        server.identities().fill(&mut key, &[]);
-        let ca = server.identities().ca();
-        key["settings"] = json!({"address": server.address().to_string(), "caFile": ca});
-        (key, Some(server))
+        let (identities, address) = (server.identities(), server.address().to_string());
+        let shown = identities.client();
+        json!({
+            "type": "okms", "kek": self.kek,
+            "settings": {"address": address, "caFile": identities.ca()},
+            "credentials": {"certFile": shown.certificate, "keyFile": shown.key},
+        })
     }
 }
 

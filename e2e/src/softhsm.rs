@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use aws_lc_rs::key_wrap::{AES_256, AesKek, KeyWrap};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -71,6 +72,45 @@ impl SoftHsm {
     pub async fn make_rsa(&self, label: &str, id: &str, bits: usize) -> Result<()> {
         let kind = format!("rsa:{bits}");
         self.keys(&["--keypairgen", "--key-type", &kind, "--label", label, "--id", id]).await
+    }
+
+    /// Takes over an AES key.
+    pub async fn import_aes(&self, label: &str, id: &str, material: &[u8]) -> Result<()> {
+        let (kind, file) = (format!("AES:{}", material.len()), self.file("material", material)?);
+        let object = ["--write-object", &file, "--type", "secrkey", "--key-type", &kind];
+        self.keys(&[&object[..], &["--label", label, "--id", id, "--sensitive"]].concat()).await
+    }
+
+    /// Takes over a pair of RSA keys, in PKCS#8 and base64.
+    pub async fn import_rsa(&self, label: &str, id: &str, material: &str) -> Result<()> {
+        // Lines of PEM have 64 characters.
+        let lines: Vec<_> = material.as_bytes().chunks(64).map(String::from_utf8_lossy).collect();
+        let kind = "PRIVATE KEY";
+        let pem = format!("-----BEGIN {kind}-----\n{}\n-----END {kind}-----\n", lines.join("\n"));
+        let file = self.file("material", pem.as_bytes())?;
+        let mut import = Command::new(packages::program("softhsm2-util", "softhsm2").await?);
+        import.args(["--import", &file, "--token", TOKEN, "--pin", PIN]);
+        import.args(["--label", label, "--id", id]);
+        self.run(import).await.map(drop)
+    }
+
+    /// Takes over a key for HMAC. pkcs11-tool writes no such object, but an AES key that is there
+    /// already can unwrap one.
+    pub async fn import_hmac(&self, id: &str, material: &[u8], by: (&str, &[u8])) -> Result<()> {
+        let (wrapping, key) = by;
+        let failed = |_| anyhow!("it cannot be wrapped");
+        let mut wrapped = vec![0; material.len() + 8];
+        let kek = AesKek::new(&AES_256, key).map_err(failed)?;
+        let file = self.file("wrapped", kek.wrap(material, &mut wrapped).map_err(failed)?)?;
+        let unwrap = ["--unwrap", "--mechanism", "AES-KEY-WRAP", "--id", wrapping];
+        let made = ["--input-file", &file, "--key-type", "GENERIC:", "--application-id", id];
+        self.keys(&[&unwrap[..], &made].concat()).await
+    }
+
+    fn file(&self, name: &str, content: &[u8]) -> Result<String> {
+        let path = self.dir.join(name);
+        fs::write(&path, content)?;
+        Ok(path.display().to_string())
     }
 
     /// Deletes a secret key.

@@ -84,6 +84,11 @@ impl Okms {
         self.insert(ServiceKey::new(name, of, operations))
     }
 
+    /// Takes over a key of another time.
+    pub fn restore(&mut self, id: &str, name: &str, material: &[u8; 32]) {
+        self.insert(ServiceKey::restored(id, name, material));
+    }
+
     fn insert(&mut self, key: ServiceKey) -> String {
         let id = key.id.clone();
         self.keys.push(key);

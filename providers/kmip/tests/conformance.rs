@@ -1,4 +1,4 @@
-//! The real binary on a KMIP server against the whole conformance suite.
+//! The real binary on a KMIP server against the whole conformance suite and the corpus.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(dead_code, reason = "the support is shared by several test files")]
 
@@ -7,9 +7,12 @@ mod support;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use serde_json::json;
-use sidekey_conformance::{Hook, Launched, assert_conforms, program};
-use support::{Stage, binary};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sidekey_conformance::{
+    CorpusKey, Hook, Launched, assert_conforms, assert_reads_corpus, program,
+};
+use support::{Stage, binary, quick};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sidekey_kmip_conforms_to_kms_v2() {
@@ -36,4 +39,44 @@ async fn sidekey_kmip_conforms_to_kms_v2() {
     };
     let plugin = launched.plugin().with_rotate(rotate).with_backend_calls(calls);
     assert_conforms(&plugin).await;
+}
+
+/// A key of the corpus.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    kek: Value,
+    /// The newest version of KMIP 1 that the server speaks.
+    newest: u8,
+    /// Unique identifiers, names, and material in base64, oldest first.
+    keys: Vec<(String, String, String)>,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_kmip_reads_what_was_stored_once() {
+    let start = async |key: &CorpusKey| {
+        let State { kek, newest, keys } = key.state();
+        let stage = Stage::speaking("corpus", newest).await;
+        for (id, name, value) in keys {
+            let fields = json!({"Name": name, "Value": value});
+            stage.server.import(&id, &fields).await.unwrap();
+        }
+        let (mut entries, mut plugins) = (Vec::new(), Vec::new());
+        // GCM needs the additional authenticated data of KMIP 1.4.
+        let modes = [("cbc", "CBC"), ("ctr", "CTR"), ("gcm", "GCM")];
+        let modes = &modes[..if newest < 4 { 2 } else { 3 }];
+        for (id, (form, mode)) in (1..).zip(modes) {
+            let mut entry = stage.entry(id, kek.clone());
+            entry["settings"]["mode"] = json!(mode);
+            entries.push(entry);
+            plugins.push((*form, stage.endpoint(id).parse().unwrap()));
+        }
+        let config = stage.path("kmip.yaml");
+        std::fs::write(&config, quick(&entries).to_string()).unwrap();
+        let mut serve = Command::new(program(binary()));
+        serve.arg("--config").arg(&config);
+        let launched = Launched::start(serve, stage.endpoint(1).parse().unwrap()).await.unwrap();
+        (plugins, (launched, stage))
+    };
+    assert_reads_corpus("kmip", start).await;
 }

@@ -1,5 +1,6 @@
 //! The real binary against the whole conformance suite: on a fake OKMS, or on a real one if
-//! `SIDEKEY_TEST_OKMS` and what a login needs are set; and on a KMIP server.
+//! `SIDEKEY_TEST_OKMS` and what a login needs are set; on a KMIP
+//! server; and against the corpus.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(dead_code, reason = "the support is shared by several test files")]
 
@@ -9,8 +10,13 @@ use std::convert::Infallible;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
 use serde_json::{Value, json};
-use sidekey_conformance::{Hook, Launched, assert_conforms, program};
+use sidekey_conformance::{
+    CorpusKey, Hook, Launched, assert_conforms, assert_reads_corpus, program,
+};
 use sidekey_e2e::Scratch;
 use sidekey_e2e::kmip::KmipServer;
 use support::{LABEL, Stage, binary, quick};
@@ -83,6 +89,83 @@ async fn sidekey_okms_conforms_to_kms_v2_by_kmip() {
     };
     let plugin = launched.plugin().with_rotate(rotate).with_backend_calls(calls);
     assert_conforms(&plugin).await;
+}
+
+/// A key of the corpus.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    kek: Value,
+    /// By KMIP: the newest version of KMIP 1 that the server speaks.
+    newest: Option<u8>,
+    /// Ids, labels, and material in base64, oldest first.
+    keys: Vec<(String, String, String)>,
+}
+
+impl State {
+    /// Puts the keys into their KMS, and gives a key of the configuration.
+    async fn restore(&self, stage: &Stage) -> (Value, Option<KmipServer>) {
+        match self.newest {
+            None => (self.restore_rest(stage), None),
+            Some(newest) => {
+                let server = KmipServer::speaking(&stage.scratch, "kmip", newest).await.unwrap();
+                (self.restore_kmip(&server).await, Some(server))
+            }
+        }
+    }
+
+    fn restore_rest(&self, stage: &Stage) -> Value {
+        let mut service = stage.fake().service();
+        self.kek["okmsId"].as_str().unwrap().clone_into(&mut service.domain);
+        for (id, label, material) in &self.keys {
+            let material = STANDARD.decode(material).unwrap();
+            service.restore(id, label, material[..].try_into().unwrap());
+        }
+        drop(service);
+        stage.backend.document(0, &self.kek, "")
+    }
+
+    async fn restore_kmip(&self, server: &KmipServer) -> Value {
+        for (id, label, material) in &self.keys {
+            server.import(id, &json!({"Name": label, "Value": material})).await.unwrap();
+        }
+        let (identities, address) = (server.identities(), server.address().to_string());
+        let shown = identities.client();
+        json!({
+            "type": "okms", "kek": self.kek,
+            "settings": {"address": address, "caFile": identities.ca()},
+            "credentials": {"certFile": shown.certificate, "keyFile": shown.key},
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_okms_reads_what_was_stored_once() {
+    let start = async |key: &CorpusKey| {
+        let state: State = key.state();
+        let stage = Stage::new("corpus").await;
+        let (key, server) = state.restore(&stage).await;
+        let (mut keys, mut plugins) = (Vec::new(), Vec::new());
+        // Ours needs the additional authenticated data of KMIP 1.4.
+        let forms = ["plugin", "sidekey"];
+        let forms = &forms[..if state.newest.is_some_and(|newest| newest < 4) { 1 } else { 2 }];
+        for (id, form) in (1..).zip(forms) {
+            let mut key = key.clone();
+            key["id"] = json!(id);
+            key["listen"] = json!(stage.endpoint(id));
+            key["settings"]["pluginFormat"] = json!(*form == "plugin");
+            key["settings"]["alsoReads"] = json!(["*"]);
+            keys.push(key);
+            plugins.push((*form, stage.endpoint(id).parse().unwrap()));
+        }
+        let config = stage.path("okms.yaml");
+        std::fs::write(&config, quick(&keys).to_string()).unwrap();
+        let mut serve = Command::new(program(binary()));
+        serve.arg("--config").arg(&config);
+        let launched = Launched::start(serve, stage.endpoint(1).parse().unwrap()).await.unwrap();
+        (plugins, (launched, stage, server))
+    };
+    assert_reads_corpus("okms", start).await;
 }
 
 /// A key of a real domain, or of another imitation of one.

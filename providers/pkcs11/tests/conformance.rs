@@ -1,4 +1,4 @@
-//! The real binary on a token of SoftHSM against the whole conformance suite.
+//! The real binary on a token of SoftHSM against the whole conformance suite and the corpus.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(dead_code, reason = "the support is shared by several test files")]
 
@@ -9,8 +9,16 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sidekey_conformance::{Hook, Launched, assert_conforms};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde_json::json;
+use sidekey_conformance::{CorpusKey, Hook, Launched, assert_conforms, assert_reads_corpus};
+use sidekey_e2e::softhsm::SoftHsm;
 use support::{LABEL, Stage, quick};
+
+/// Of the second key.
+const HMAC_ID: &str = "77";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sidekey_pkcs11_conforms_to_kms_v2() {
@@ -31,6 +39,82 @@ async fn sidekey_pkcs11_conforms_to_kms_v2() {
     let counted = launched.clone();
     let calls = move || std::future::ready(backend_calls(&counted.log()));
     assert_conforms(&launched.plugin().with_rotate(rotate).with_backend_calls(calls)).await;
+}
+
+/// A key of the corpus.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    /// By CKA_ID, oldest first.
+    keys: Vec<(String, Material)>,
+    /// The second key of k8s-kms-plugin's `aes-cbc`, in base64.
+    hmac: Option<String>,
+}
+
+/// In base64.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Material {
+    Aes(String),
+    /// In PKCS#8.
+    Rsa(String),
+}
+
+impl State {
+    /// Puts the keys into the token, and gives the forms that are written with the newest.
+    async fn restore(&self, hsm: &SoftHsm) -> &'static [&'static str] {
+        hsm.delete_aes("01").await.unwrap();
+        let (mut forms, mut wrapping) = (&["sidekey"][..], None);
+        for (id, material) in &self.keys {
+            match material {
+                Material::Aes(material) => {
+                    let material = STANDARD.decode(material).unwrap();
+                    hsm.import_aes(LABEL, id, &material).await.unwrap();
+                    // Ours is written with keys of 32 bytes alone.
+                    let is_short = material.len() < 32;
+                    forms = if is_short { &["keysealer"] } else { &["keysealer", "sidekey"] };
+                    wrapping = Some((id.as_str(), material));
+                }
+                Material::Rsa(material) => hsm.import_rsa(LABEL, id, material).await.unwrap(),
+            }
+        }
+        if let Some(hmac) = &self.hmac {
+            let (id, material) = wrapping.expect("an AES key");
+            let hmac = STANDARD.decode(hmac).unwrap();
+            hsm.import_hmac(HMAC_ID, &hmac, (id, &material)).await.unwrap();
+        }
+        forms
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_pkcs11_reads_what_was_stored_once() {
+    let start = async |key: &CorpusKey| {
+        let state: State = key.state();
+        let stage = Stage::new("corpus").await;
+        let forms = state.restore(&stage.hsm).await;
+        let (mut entries, mut plugins) = (Vec::new(), Vec::new());
+        for (id, form) in (1..).zip(forms) {
+            let mut entry = stage.entry(id);
+            entry["settings"]["format"] = json!(form);
+            if let (_, Material::Rsa(_)) = &state.keys[0] {
+                entry["kek"]["algorithm"] = json!("RSA-OAEP");
+            }
+            if state.hmac.is_some() {
+                entry["settings"]["hmacId"] = json!(HMAC_ID);
+                entry["settings"]["readWithoutIntegrity"] = json!(true);
+            }
+            entries.push(entry);
+            plugins.push((*form, stage.endpoint(id).parse().unwrap()));
+        }
+        let config = stage.path("pkcs11.yaml");
+        std::fs::write(&config, quick(&entries).to_string()).unwrap();
+        let mut serve = stage.command();
+        serve.arg("--config").arg(&config);
+        let launched = Launched::start(serve, stage.endpoint(1).parse().unwrap()).await.unwrap();
+        (plugins, (launched, stage))
+    };
+    assert_reads_corpus("pkcs11", start).await;
 }
 
 /// The calls that the provider itself counts: a library has no door to count them at.

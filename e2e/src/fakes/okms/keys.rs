@@ -54,7 +54,12 @@ impl ServiceKey {
     pub(super) fn new(name: &str, of: &str, operations: &[&str]) -> Self {
         let operations = operations.iter().map(|one| (*one).to_owned()).collect();
         let (name, of, state) = (name.to_owned(), of.to_owned(), State::Active);
-        Self { id: uuid(), name, state, of, operations, material: material() }
+        Self { id: uuid(), name, state, of, operations, material: material(&random(32)) }
+    }
+
+    pub(super) fn restored(id: &str, name: &str, value: &[u8; 32]) -> Self {
+        let key = Self::new(name, "oct", &["encrypt", "decrypt"]);
+        Self { id: id.to_owned(), material: material(value), ..key }
     }
 
     /// The key that a client wants to have made.
@@ -164,8 +169,8 @@ fn name(body: &Value) -> Result<&str, Refusal> {
 }
 
 #[allow(clippy::expect_used)]
-fn material() -> RandomizedNonceKey {
-    RandomizedNonceKey::new(&AES_256_GCM, &random(32)).expect("a key of 32 bytes")
+fn material(value: &[u8]) -> RandomizedNonceKey {
+    RandomizedNonceKey::new(&AES_256_GCM, value).expect("a key of 32 bytes")
 }
 
 #[allow(clippy::expect_used)]

@@ -20,6 +20,7 @@ mod sealed;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
@@ -49,6 +50,8 @@ pub struct Kmip {
     scope: String,
     mode: Mode,
     expiry: Option<SystemTime>,
+    /// The key that was last found for new data.
+    found: Mutex<Option<String>>,
 }
 
 impl Provider for Kmip {
@@ -64,7 +67,7 @@ impl Provider for Kmip {
     }
 
     /// Asks nobody: a key that may not encrypt any more reads its data all the same.
-    async fn connect(config: &Config, files: &Files, _: Option<&Self>) -> Result<Self, Error> {
+    async fn connect(config: &Config, files: &Files, old: Option<&Self>) -> Result<Self, Error> {
         let trust = config.trust(files)?;
         let expiry = trust.expiry;
         let client = Client::new(&trust, config.addresses()?);
@@ -75,12 +78,14 @@ impl Provider for Kmip {
             (Some(id), _) => scope(&["id", id]),
             (None, name) => scope(&["name", name.as_deref().unwrap_or_default()]),
         };
-        Ok(Self { client, kek, scope, mode, expiry })
+        let old = old.filter(|old| old.scope == scope);
+        let found = Mutex::new(old.and_then(|old| old.found().clone()));
+        Ok(Self { client, kek, scope, mode, expiry, found })
     }
 
     async fn key_id(&self) -> Result<KeyId, Error> {
         let deadline = Instant::now() + PATIENCE;
-        let uid = self.current(None, deadline).await?;
+        let uid = self.current(deadline).await?;
         self.client.check(&uid, deadline).await?;
         self.name(uid)
     }
@@ -103,7 +108,7 @@ impl Provider for Kmip {
         call: &Call<'_>,
     ) -> Result<Sealed, Error> {
         let old = self.uid(known)?;
-        let uid = self.current(Some(&old), call.deadline).await?;
+        let uid = self.current(call.deadline).await?;
         if uid != old {
             self.client.check(&uid, call.deadline).await?;
         }
@@ -127,32 +132,43 @@ impl Kmip {
 
     /// The key for new data. Where several active keys have the name, the one that is in use stays:
     /// which of them is meant is not ours to guess.
-    async fn current(&self, known: Option<&str>, deadline: Instant) -> Result<String, Error> {
+    async fn current(&self, deadline: Instant) -> Result<String, Error> {
         let Kek { id, name } = &self.kek;
         let (None, Some(name)) = (id, name) else { return Ok(id.clone().unwrap_or_default()) };
         let mut found = self.client.locate(name, deadline).await?;
-        let kept = found.iter().position(|uid| Some(uid.as_str()) == known);
-        match (found.len(), kept) {
-            (0, _) => {
-                let text = format!("no active key is named {name:?}, or we may not see it");
-                let hint = "activate one, and let the owner of our certificate locate it";
-                Err(Error::new(Kind::KeyState, text).with_hint(hint))
-            }
-            (1, _) => Ok(found.swap_remove(0)),
-            (_, Some(kept)) => Ok(found.swap_remove(kept)),
-            (count, None) => {
-                let text = format!("{count} or more active keys are named {name:?}");
-                let hint = "take the name from all but one, or deactivate the others";
-                Err(Error::new(Kind::KeyState, text).with_hint(hint))
-            }
+        if let Some(kept) = self.found().as_ref().filter(|kept| found.contains(kept)) {
+            return Ok(kept.clone());
         }
+        let (text, hint) = match (found.pop(), found.len()) {
+            (Some(uid), 0) => {
+                *self.found() = Some(uid.clone());
+                return Ok(uid);
+            }
+            (None, _) => (
+                format!("no active key is named {name:?}, or we may not see it"),
+                "activate one, and let the owner of our certificate locate it",
+            ),
+            (Some(_), others) => (
+                format!("{} or more active keys are named {name:?}", others + 1),
+                "take the name from all but one, or deactivate the others",
+            ),
+        };
+        Err(Error::new(Kind::KeyState, text).with_hint(hint))
+    }
+
+    fn found(&self) -> MutexGuard<'_, Option<String>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What cannot be read back must not be written.
     fn name(&self, uid: String) -> Result<KeyId, Error> {
         let version = Version { scope: self.scope.clone(), version: uid };
         let key_id = version.key_id(Self::NAME)?;
-        self.uid(&key_id)?;
+        let unfit = |_| {
+            let text = format!("{key_id}: the KMS's identifier of the key fits into no key_id");
+            Error::new(Kind::Config, text).with_hint("it must be of letters, digits, -, _ and .")
+        };
+        self.uid(&key_id).map_err(unfit)?;
         Ok(key_id)
     }
 

@@ -1,6 +1,5 @@
 //! The real binary against the whole conformance suite: on a fake OKMS, or on a real one if
-//! `SIDEKEY_TEST_OKMS` and what a login needs are set; on a KMIP
-//! server; and against the corpus.
+//! `SIDEKEY_TEST_OKMS` and what a login needs are set; on a KMIP server; and against the corpus.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(dead_code, reason = "the support is shared by several test files")]
 

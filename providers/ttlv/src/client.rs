@@ -1,5 +1,6 @@
 //! The operations, on whichever of several servers answers.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -120,31 +121,27 @@ impl Client {
         let asked = Operation::GetAttributes;
         let answer = self.ask(deadline, &|minor| Ok(request(minor, asked, &fields))).await?;
         let told = payload(&answer, asked, uid)?;
-        let told = ATTRIBUTES.map(|name| {
-            let mut all = told.items().filter(|item| item.tag == tag::ATTRIBUTE);
-            let is_it =
-                |one: &Item<'_>| one.find(tag::ATTRIBUTE_NAME).and_then(Item::text) == Some(name);
-            all.find(is_it)?.find(tag::ATTRIBUTE_VALUE)?.number()
+        let pairs = told.items().filter_map(|one| {
+            let name = one.find(tag::ATTRIBUTE_NAME)?.text()?;
+            Some((name, one.find(tag::ATTRIBUTE_VALUE)?.number()?))
         });
-        let wrong = |kind, what: &str, hint| {
-            Err(Error::new(kind, format!("key {uid} is {what}")).with_hint(hint))
+        let told: BTreeMap<_, _> = pairs.collect();
+        let [state, object, algorithm, usage] = ATTRIBUTES.map(|name| told.get(name).copied());
+        let state = state.unwrap_or(ACTIVE);
+        let (kind, what, hint) = if state != ACTIVE {
+            let hint = "new data needs an active key; some servers let no other decrypt either";
+            (Kind::KeyState, *STATES.get(state as usize).unwrap_or(&STATES[0]), hint)
+        } else if object.unwrap_or(SYMMETRIC_KEY) != SYMMETRIC_KEY
+            || algorithm.unwrap_or(AES) != AES
+        {
+            (Kind::Config, "no symmetric key of AES", "name one that is")
+        } else if usage.unwrap_or(ENCRYPT_AND_DECRYPT) & ENCRYPT_AND_DECRYPT != ENCRYPT_AND_DECRYPT
+        {
+            (Kind::Config, "not for both Encrypt and Decrypt", "see its usage mask")
+        } else {
+            return Ok(());
         };
-        let [state, object, algorithm, usage] = told;
-        match state.unwrap_or(ACTIVE) {
-            ACTIVE => {}
-            state => {
-                let state = STATES.get(state as usize).unwrap_or(&STATES[0]);
-                let hint = "new data needs an active key; some servers let no other decrypt either";
-                return wrong(Kind::KeyState, state, hint);
-            }
-        }
-        if object.is_some_and(|is| is != SYMMETRIC_KEY) || algorithm.is_some_and(|is| is != AES) {
-            return wrong(Kind::Config, "no symmetric key of AES", "name one that is");
-        }
-        if usage.is_some_and(|usage| usage & ENCRYPT_AND_DECRYPT != ENCRYPT_AND_DECRYPT) {
-            return wrong(Kind::Config, "not for both Encrypt and Decrypt", "see its usage mask");
-        }
-        Ok(())
+        Err(Error::new(kind, format!("key {uid} is {what}")).with_hint(hint))
     }
 
     /// Encrypts; the tag of AES-GCM stands behind the ciphertext, as servers of before KMIP 1.4 put
@@ -157,7 +154,8 @@ impl Client {
         deadline: Instant,
     ) -> Result<Vec<u8>, Error> {
         let length = plaintext.len() + cipher.tag_len();
-        self.crypt(Operation::Encrypt, uid, cipher, plaintext, length, deadline).await
+        let asked = self.crypt(Operation::Encrypt, uid, cipher, plaintext, length, deadline);
+        asked.await.map(|encrypted| encrypted.expose().to_vec())
     }
 
     /// Decrypts what [`encrypt`](Self::encrypt) gave.
@@ -170,8 +168,7 @@ impl Client {
     ) -> Result<Secret, Error> {
         let short = || Error::new(Kind::Corrupt, "the ciphertext is shorter than its tag");
         let length = ciphertext.len().checked_sub(cipher.tag_len()).ok_or_else(short)?;
-        let asked = self.crypt(Operation::Decrypt, uid, cipher, ciphertext, length, deadline);
-        asked.await.map(Secret::new)
+        self.crypt(Operation::Decrypt, uid, cipher, ciphertext, length, deadline).await
     }
 
     /// Whatever is refused, the key's state says best why.
@@ -183,15 +180,12 @@ impl Client {
         data: &[u8],
         length: usize,
         deadline: Instant,
-    ) -> Result<Vec<u8>, Error> {
+    ) -> Result<Secret, Error> {
         let ask = |minor| cipher.request(minor, operation, uid, data);
         let answer = self.ask(deadline, &ask).await?;
         let error = match payload(&answer, operation, uid).map(crypted) {
-            Ok(bytes) if bytes.len() == length => return Ok(bytes),
-            Ok(bytes) => {
-                drop(Secret::new(bytes));
-                return Err(odd(operation, "the answer has another length"));
-            }
+            Ok(secret) if secret.expose().len() == length => return Ok(secret),
+            Ok(_) => return Err(odd(operation, "the answer has another length")),
             Err(error) => error,
         };
         match self.check(uid, deadline).await {
@@ -268,7 +262,7 @@ impl Cipher<'_> {
 }
 
 /// Data, with the tag behind it if there is one; what is missing is not of the right length.
-pub(crate) fn crypted(payload: Item<'_>) -> Vec<u8> {
+pub(crate) fn crypted(payload: Item<'_>) -> Secret {
     let bytes = |tag| payload.find(tag).and_then(Item::bytes).unwrap_or_default();
-    [bytes(tag::DATA), bytes(tag::AEAD_TAG)].concat()
+    Secret::new([bytes(tag::DATA), bytes(tag::AEAD_TAG)].concat())
 }

@@ -71,15 +71,11 @@ impl Server {
     fn best(&self, answer: &[u8]) -> Result<i32, Error> {
         let name = self.address.authority();
         let told = payload(answer, Operation::DiscoverVersions, &name)?;
-        let speaks = |minor: &i32| {
-            let [major, minor] = [1, *minor as u32];
-            let is =
-                |item: Item<'_>, tag, wanted| item.find(tag).and_then(Item::number) == Some(wanted);
-            told.items().any(|item| {
-                is(item, tag::PROTOCOL_VERSION_MAJOR, major)
-                    && is(item, tag::PROTOCOL_VERSION_MINOR, minor)
-            })
-        };
+        let number = |item: Item<'_>, tag| item.find(tag).and_then(Item::number);
+        let [major, minor] = [tag::PROTOCOL_VERSION_MAJOR, tag::PROTOCOL_VERSION_MINOR];
+        let told = told.items().map(|item| (number(item, major), number(item, minor)));
+        let told: Vec<_> = told.collect();
+        let speaks = |minor: &i32| told.contains(&(Some(1), Some(*minor as u32)));
         VERSIONS.into_iter().find(speaks).ok_or_else(|| {
             Error::new(Kind::Config, format!("{name}: it speaks none of KMIP 1.2 to 1.4"))
         })

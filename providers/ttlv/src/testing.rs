@@ -69,12 +69,14 @@ pub(crate) enum Reply {
 
 type Script = dyn Fn(&[u8]) -> Reply + Send + Sync;
 
+/// A request, and the number of the connection that it came on.
+pub(crate) struct Seen(pub(crate) usize, pub(crate) Vec<u8>);
+
 /// The server; it ends with the test.
 #[derive(Clone)]
 pub(crate) struct Fake {
     pub(crate) address: Address,
-    /// The requests, each with the number of its connection.
-    pub(crate) seen: Arc<Mutex<Vec<(usize, Vec<u8>)>>>,
+    pub(crate) seen: Arc<Mutex<Vec<Seen>>>,
     dir: Arc<TempDir>,
 }
 
@@ -140,7 +142,7 @@ impl Fake {
     /// Of each request its operation, and the connection that it came on.
     pub(crate) fn operations(&self) -> Vec<(usize, u32)> {
         let seen = self.seen.lock().unwrap();
-        seen.iter().map(|(connection, request)| (*connection, operation(request))).collect()
+        seen.iter().map(|Seen(connection, request)| (*connection, operation(request))).collect()
     }
 }
 
@@ -158,7 +160,7 @@ fn certified(dir: &TempDir, name: &str) -> (Vec<u8>, Vec<u8>) {
 async fn serve(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     connection: usize,
-    seen: &Mutex<Vec<(usize, Vec<u8>)>>,
+    seen: &Mutex<Vec<Seen>>,
     script: &Script,
 ) {
     loop {
@@ -170,7 +172,7 @@ async fn serve(
         request.resize(8 + length, 0);
         stream.read_exact(&mut request[8..]).await.unwrap();
         let reply = script(&request);
-        seen.lock().unwrap().push((connection, request));
+        seen.lock().unwrap().push(Seen(connection, request));
         match reply {
             Reply::Answer(bytes, parts) => {
                 for part in bytes.chunks(bytes.len().div_ceil(parts)) {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::codec::Item;
 use crate::protocol::{Operation, tag};
-use crate::testing::{Fake, Reply, Writer, answer, asked, operation, refusal};
+use crate::testing::{Fake, Reply, Seen, Writer, answer, asked, operation, refusal};
 use crate::{Cipher, Mode, address};
 
 const TAG: [u8; 16] = [7; 16];
@@ -98,7 +98,9 @@ async fn the_best_version_that_both_speak_is_used_and_a_tag_is_where_that_versio
         let decrypted = client.decrypt("key-1", &cipher, &encrypted, soon()).await.unwrap();
         assert_eq!(decrypted.expose(), b"secret");
         let seen = fake.seen.lock().unwrap();
-        let [_, (_, encrypt), (_, decrypt)] = &seen[..] else { panic!("{} calls", seen.len()) };
+        let [_, Seen(_, encrypt), Seen(_, decrypt)] = &seen[..] else {
+            panic!("{} calls", seen.len())
+        };
         for (request, data) in [(encrypt, &b"secret"[..]), (decrypt, &encrypted)] {
             let header = Item::parse(request).unwrap().items().next().unwrap();
             let version = header.find(tag::PROTOCOL_VERSION).unwrap();

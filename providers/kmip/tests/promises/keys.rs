@@ -46,6 +46,10 @@ async fn where_several_keys_have_the_name_the_one_in_use_stays_and_no_other_is_g
     stage.server.create("kms", json!({})).await.unwrap();
     let probed = client.encrypt_current(&key_id, PLAINTEXT, &call()).await.unwrap();
     assert_eq!(probed.key_id, key_id);
+    assert_eq!(client.key_id().await.unwrap(), key_id);
+    // A client that takes its place knows it too.
+    let next = stage.connect_after(&client).await;
+    assert_eq!(next.key_id().await.unwrap(), key_id);
     let fresh = stage.connect(by_name()).await;
     fails(fresh.key_id().await, Kind::KeyState, &["2 or more active keys", "\"kms\""]);
     stage.server.change(&stage.key, &json!({"State": "Deactivated"})).await.unwrap();

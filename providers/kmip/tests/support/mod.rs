@@ -95,6 +95,11 @@ impl Stage {
         connect(&self.body(kek)).await.unwrap()
     }
 
+    /// One that takes the place of another, which is found by its name.
+    pub(crate) async fn connect_after(&self, previous: &Kmip) -> Kmip {
+        connect_with(&self.body(by_name()), Some(previous)).await.unwrap()
+    }
+
     /// One that wraps in another mode.
     pub(crate) async fn connect_in(&self, mode: &str) -> Kmip {
         let mut body = self.body(by_name());
@@ -183,10 +188,14 @@ impl Served {
 
 /// A client of a key that is configured so.
 pub(crate) async fn connect(body: &Value) -> Result<Kmip, Error> {
+    connect_with(body, None).await
+}
+
+async fn connect_with(body: &Value, previous: Option<&Kmip>) -> Result<Kmip, Error> {
     let config: Config = serde_json::from_value(body.clone()).unwrap();
     let paths = Kmip::files(&config);
     let files = Files::read(paths.iter().map(PathBuf::as_path)).unwrap();
-    Kmip::connect(&config, &files, None).await
+    Kmip::connect(&config, &files, previous).await
 }
 
 pub(crate) fn by_name() -> Value {

@@ -328,15 +328,20 @@ impl<S: Source> Inner<S> {
 }
 
 impl Refusals {
+    /// Those whose time is over go only where room is needed: each clock may stand elsewhere in tests
+    /// that pause it.
     fn keep(&mut self, credential: [u8; 32], pause: Duration, error: &Error) {
+        let now = Instant::now();
         self.forget(&credential);
-        self.0.push((credential, Instant::now() + pause, copy(error)));
+        if self.0.len() >= MAX_REFUSED {
+            self.0.retain(|(_, until, _)| *until > now);
+        }
+        self.0.push((credential, now + pause, copy(error)));
     }
 
-    /// It was taken, or is refused anew; those whose time is over go too.
+    /// It was taken, or is refused anew.
     fn forget(&mut self, credential: &[u8; 32]) {
-        let now = Instant::now();
-        self.0.retain(|(other, until, _)| other != credential && *until > now);
+        self.0.retain(|(other, ..)| other != credential);
     }
 
     /// Why a credential is not sent now.

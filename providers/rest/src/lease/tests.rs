@@ -333,8 +333,10 @@ async fn no_refusal_is_forgotten_before_its_time_however_many_there_are() {
     assert_eq!(kinds(&refusals), [Some(Kind::Denied), None], "there is room for it");
     tokio::time::sleep(LOCKOUT).await;
     assert_eq!(kinds(&refusals), [None, None]);
-    refusals.keep(credential(2), LOCKOUT, &refusal);
-    assert_eq!(refusals.0.len(), 1, "those whose time is over are gone");
+    for number in [1, MAX_REFUSED] {
+        refusals.keep(credential(number), LOCKOUT, &refusal);
+    }
+    assert_eq!(refusals.0.len(), 2, "those whose time is over have made room");
 }
 
 #[tokio::test(start_paused = true)]

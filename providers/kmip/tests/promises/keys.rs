@@ -51,7 +51,7 @@ async fn where_several_keys_have_the_name_the_one_in_use_stays_and_no_other_is_g
     let next = stage.connect_after(&client).await;
     assert_eq!(next.key_id().await.unwrap(), key_id);
     let fresh = stage.connect(by_name()).await;
-    fails(fresh.key_id().await, Kind::KeyState, &["2 or more active keys", "\"kms\""]);
+    fails(fresh.key_id().await, Kind::Unavailable, &["2 active keys", "\"kms\""]);
     stage.server.change(&stage.key, &json!({"State": "Deactivated"})).await.unwrap();
     assert_ne!(fresh.key_id().await.unwrap(), key_id);
 }
@@ -82,8 +82,8 @@ async fn a_key_that_cannot_write_is_told_by_what_it_is() {
         if fields["State"] != "Active" && fields["State"].is_string() {
             fails(
                 stage.connect(by_name()).await.key_id().await,
-                Kind::KeyState,
-                &["no active key"],
+                Kind::Unavailable,
+                &["0 active keys", "\"kms\""],
             );
         }
     }

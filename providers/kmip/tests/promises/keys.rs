@@ -1,7 +1,7 @@
 //! Which key is meant, and what becomes of it.
 
 use serde_json::json;
-use sidekey_core::{KeyId, Kind, Provider};
+use sidekey_core::{KeyId, Kind, Provider, Sealed};
 
 use crate::support::{PLAINTEXT, Stage, by_name, call, connect, fails};
 
@@ -36,6 +36,11 @@ async fn a_name_is_followed_to_its_new_key_and_the_old_ones_read_on() {
         assert_eq!(client.decrypt(sealed, &call()).await.unwrap().expose(), PLAINTEXT);
     }
     fails(client.encrypt(&old, PLAINTEXT, &call()).await, Kind::KeyState, &["deactivated"]);
+    // What was altered is told as that, whatever has become of its key.
+    let mut altered = before.ciphertext.to_vec();
+    *altered.last_mut().unwrap() ^= 1;
+    let altered = Sealed { ciphertext: altered.into(), ..before };
+    fails(client.decrypt(&altered, &call()).await, Kind::Corrupt, &["CryptographicFailure"]);
 }
 
 #[tokio::test]

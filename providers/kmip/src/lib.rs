@@ -30,7 +30,7 @@ use sidekey_core::{
     Answer, Call, CommandLine, Error, Files, KeyId, Kind, NoCommand, Output, Provider, Sealed,
     Secret,
 };
-use sidekey_rest::naming::{Version, scope};
+use sidekey_rest::naming::{Version, only, scope};
 use sidekey_ttlv::{Client, Mode};
 use tokio::time::Instant;
 
@@ -135,25 +135,13 @@ impl Kmip {
     async fn current(&self, deadline: Instant) -> Result<String, Error> {
         let Kek { id, name } = &self.kek;
         let (None, Some(name)) = (id, name) else { return Ok(id.clone().unwrap_or_default()) };
-        let mut found = self.client.locate(name, deadline).await?;
+        let found = self.client.locate(name, deadline).await?;
         if let Some(kept) = self.found().as_ref().filter(|kept| found.contains(kept)) {
             return Ok(kept.clone());
         }
-        let (text, hint) = match (found.pop(), found.len()) {
-            (Some(uid), 0) => {
-                *self.found() = Some(uid.clone());
-                return Ok(uid);
-            }
-            (None, _) => (
-                format!("no active key is named {name:?}, or we may not see it"),
-                "activate one, and let the owner of our certificate locate it",
-            ),
-            (Some(_), others) => (
-                format!("{} or more active keys are named {name:?}", others + 1),
-                "take the name from all but one, or deactivate the others",
-            ),
-        };
-        Err(Error::new(Kind::KeyState, text).with_hint(hint))
+        let uid = only(name, found)?;
+        *self.found() = Some(uid.clone());
+        Ok(uid)
     }
 
     fn found(&self) -> MutexGuard<'_, Option<String>> {

@@ -1,4 +1,4 @@
-//! key_ids of the form `vendor/<scope>/<version>`, and labels of keys.
+//! key_ids of the form `vendor/<scope>/<version>`, and names that are looked up.
 //!
 //! The scope is a hash over what makes the KEK just that one (tenant, key ring, name, time of
 //! creation), in full: key_ids are public, such names need not be. The version is the vendor's own.
@@ -27,15 +27,16 @@ pub fn scope(parts: &[&str]) -> String {
     hex(&sha256(&text)[..SCOPE])
 }
 
-/// The one active key that has a label, of those that were found.
-pub fn only(label: &str, mut found: Vec<String>) -> Result<String, Error> {
+/// The one active key that has a name, or a label, of those that were found.
+pub fn only(name: &str, mut found: Vec<String>) -> Result<String, Error> {
     match (found.pop(), found.len()) {
         (Some(id), 0) => Ok(id),
-        // While a label is turned to another key it may be that of none or of both.
+        // While a name goes from one key to another it may be that of none or of both.
         (last, others) => {
             let count = others + usize::from(last.is_some());
-            let text = format!("the label {label:?} is that of {count} active keys");
-            Err(Error::new(Kind::Unavailable, text).with_hint("give it to just one active key"))
+            let text = format!("{count} active keys are found by the name {name:?}, and not one");
+            let hint = "give it to just one active key, which our credentials may find";
+            Err(Error::new(Kind::Unavailable, text).with_hint(hint))
         }
     }
 }
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_is_that_of_one_key_or_of_none_that_is_taken() {
+    fn a_name_is_that_of_one_key_or_of_none_that_is_taken() {
         let of = |ids: &[&str]| only("etcd", ids.iter().map(|&id| id.to_owned()).collect());
         assert_eq!(of(&["a"]).ok().as_deref(), Some("a"));
         for (ids, count) in [(&[][..], "0 active"), (&["a", "b"], "2 active")] {

@@ -35,8 +35,11 @@ const AES: u32 = 3;
 const NO_PADDING: u32 = 1;
 const SYMMETRIC_KEY: u32 = 2;
 const ACTIVE: u32 = 2;
+const DEACTIVATED: u32 = 3;
+const COMPROMISED: u32 = 4;
 const PLAIN_TEXT: u32 = 1;
-const ENCRYPT_AND_DECRYPT: u32 = 0x4 | 0x8;
+const DECRYPT: u32 = 0x8;
+const ENCRYPT_AND_DECRYPT: u32 = 0x4 | DECRYPT;
 /// Of KMIP, by number.
 #[rustfmt::skip]
 const STATES: [&str; 7] = ["in no state", "not yet active", "active", "deactivated", "compromised", "destroyed", "destroyed and compromised"];
@@ -51,6 +54,13 @@ pub struct Client {
     /// The one that answered last.
     preferred: AtomicUsize,
     turns: Semaphore,
+}
+
+/// What keeps a key from wrapping new data.
+struct Unfit {
+    error: Error,
+    /// It may decrypt all the same.
+    reads: bool,
 }
 
 /// How data is encrypted; there is never any padding.
@@ -116,6 +126,10 @@ impl Client {
     /// Whether new data can be wrapped with a key: active, of AES, for Encrypt and Decrypt. What the
     /// KMS does not tell is not held against it.
     pub async fn check(&self, uid: &str, deadline: Instant) -> Result<(), Error> {
+        self.unfit(uid, deadline).await?.map_or(Ok(()), |unfit| Err(unfit.error))
+    }
+
+    async fn unfit(&self, uid: &str, deadline: Instant) -> Result<Option<Unfit>, Error> {
         let mut fields = vec![(tag::UNIQUE_IDENTIFIER, Text(uid))];
         fields.extend(ATTRIBUTES.map(|name| (tag::ATTRIBUTE_NAME, Text(name))));
         let asked = Operation::GetAttributes;
@@ -127,21 +141,23 @@ impl Client {
         });
         let told: BTreeMap<_, _> = pairs.collect();
         let [state, object, algorithm, usage] = ATTRIBUTES.map(|name| told.get(name).copied());
-        let state = state.unwrap_or(ACTIVE);
-        let (kind, what, hint) = if state != ACTIVE {
+        let (state, usage) = (state.unwrap_or(ACTIVE), usage.unwrap_or(ENCRYPT_AND_DECRYPT));
+        let (kind, what, hint, reads) = if state != ACTIVE {
+            let what = *STATES.get(state as usize).unwrap_or(&STATES[0]);
             let hint = "new data needs an active key; some servers let no other decrypt either";
-            (Kind::KeyState, *STATES.get(state as usize).unwrap_or(&STATES[0]), hint)
+            (Kind::KeyState, what, hint, matches!(state, DEACTIVATED | COMPROMISED))
         } else if object.unwrap_or(SYMMETRIC_KEY) != SYMMETRIC_KEY
             || algorithm.unwrap_or(AES) != AES
         {
-            (Kind::Config, "no symmetric key of AES", "name one that is")
-        } else if usage.unwrap_or(ENCRYPT_AND_DECRYPT) & ENCRYPT_AND_DECRYPT != ENCRYPT_AND_DECRYPT
-        {
-            (Kind::Config, "not for both Encrypt and Decrypt", "see its usage mask")
+            (Kind::Config, "no symmetric key of AES", "name one that is", false)
+        } else if usage & ENCRYPT_AND_DECRYPT != ENCRYPT_AND_DECRYPT {
+            let reads = usage & DECRYPT != 0;
+            (Kind::Config, "not for both Encrypt and Decrypt", "see its usage mask", reads)
         } else {
-            return Ok(());
+            return Ok(None);
         };
-        Err(Error::new(kind, format!("key {uid} is {what}")).with_hint(hint))
+        let error = Error::new(kind, format!("key {uid} is {what}")).with_hint(hint);
+        Ok(Some(Unfit { error, reads }))
     }
 
     /// Encrypts; the tag of AES-GCM stands behind the ciphertext, as servers of before KMIP 1.4 put
@@ -171,7 +187,8 @@ impl Client {
         self.crypt(Operation::Decrypt, uid, cipher, ciphertext, length, deadline).await
     }
 
-    /// Whatever is refused, the key's state says best why.
+    /// Whatever is refused, the key's state says best why. That of a key which may decrypt all the
+    /// same explains a refusal of Decrypt, but no outage, and no data that does not authenticate.
     async fn crypt(
         &self,
         operation: Operation,
@@ -188,8 +205,11 @@ impl Client {
             Ok(_) => return Err(odd(operation, "the answer has another length")),
             Err(error) => error,
         };
-        match self.check(uid, deadline).await {
-            Err(state) if matches!(state.kind(), Kind::KeyState | Kind::Config) => Err(state),
+        let refused = matches!(error.kind(), Kind::Denied | Kind::KeyState | Kind::Config);
+        let stands = |unfit: &Unfit| operation == Operation::Decrypt && unfit.reads && !refused;
+        match self.unfit(uid, deadline).await {
+            Ok(Some(unfit)) if !stands(&unfit) => Err(unfit.error),
+            Err(gone) if gone.kind() == Kind::KeyState => Err(gone),
             _ => Err(error),
         }
     }

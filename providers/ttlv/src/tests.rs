@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::codec::Item;
 use crate::protocol::{Operation, tag};
 use crate::testing::{Fake, Reply, Seen, Writer, answer, asked, operation, refusal};
-use crate::{Cipher, Mode, address};
+use crate::{Cipher, Client, Mode, address};
 
 const TAG: [u8; 16] = [7; 16];
 const GCM: Cipher<'_> = Cipher { mode: Mode::Gcm, iv: &[1; 12], aad: b"aad" };
@@ -27,7 +27,7 @@ fn bytes<'a>(item: Item<'a>, tag: u32) -> Option<&'a [u8]> {
 }
 
 /// Encrypts by turning bits, and has a tag of its own; speaks KMIP up to `1.minor`. Its keys are in
-/// the state that their names say.
+/// the state that their names say, and `reader` is for Decrypt alone.
 fn kms(minor: i32) -> impl Fn(&[u8]) -> Reply + Send + Sync + Clone + 'static {
     move |request: &[u8]| Reply::Answer(answered(request, minor), 1)
 }
@@ -51,9 +51,10 @@ fn answered(request: &[u8], minor: i32) -> Vec<u8> {
         }
         code if code == Operation::GetAttributes as u32 => {
             payload.text(tag::UNIQUE_IDENTIFIER, uid);
-            let state = ["", "", "active", "deactivated", "compromised", "destroyed"];
+            let state = ["", "waiting", "active", "deactivated", "compromised", "destroyed"];
             let state = state.iter().position(|state| *state == uid).unwrap_or(2);
-            attributes(payload, state as u32, 2, 3, 0xc);
+            let usage = if uid == "reader" { 0x8 } else { 0xc };
+            attributes(payload, state as u32, 2, 3, usage);
         }
         code if code == Operation::Encrypt as u32 => {
             payload.text(tag::UNIQUE_IDENTIFIER, uid);
@@ -209,28 +210,73 @@ async fn a_key_that_is_not_for_this_is_refused_for_what_it_is() {
 
 #[tokio::test]
 async fn a_refusal_that_may_mean_the_keys_state_is_told_as_that() {
-    for (uid, reason, kind) in [
-        ("deactivated", 0xc, Kind::KeyState),
-        ("compromised", 0xb, Kind::KeyState),
-        ("destroyed", 0x100, Kind::KeyState),
-        ("active", 0xc, Kind::Denied),
-        ("active", 0x100, Kind::Unavailable),
-        ("active", 1, Kind::KeyState),
-        ("active", 3, Kind::Denied),
-        ("active", 0xa, Kind::Corrupt),
-        ("active", 5, Kind::Config),
-        ("active", 0x3fff, Kind::Unavailable),
+    for (uid, reason, kind, text) in [
+        ("deactivated", 0xc, Kind::KeyState, "is deactivated"),
+        ("deactivated", 0x2a, Kind::KeyState, "is deactivated"),
+        ("deactivated", 5, Kind::KeyState, "is deactivated"),
+        ("compromised", 0xb, Kind::KeyState, "is compromised"),
+        ("destroyed", 0x100, Kind::KeyState, "is destroyed"),
+        ("destroyed", 0xa, Kind::KeyState, "is destroyed"),
+        ("waiting", 0x100, Kind::KeyState, "is not yet active"),
+        ("waiting", 0xa, Kind::KeyState, "is not yet active"),
+        ("reader", 0x29, Kind::Config, "is not for both"),
+        // What decrypts may fail for a moment, and may be given what was altered.
+        ("deactivated", 0x100, Kind::Unavailable, "GeneralFailure"),
+        ("compromised", 0x3fff, Kind::Unavailable, "0x3fff"),
+        ("deactivated", 0xa, Kind::Corrupt, "CryptographicFailure"),
+        ("compromised", 7, Kind::Corrupt, "InvalidField"),
+        ("reader", 0x100, Kind::Unavailable, "GeneralFailure"),
+        ("reader", 0xa, Kind::Corrupt, "CryptographicFailure"),
+        ("active", 0xc, Kind::Denied, "PermissionDenied"),
+        ("active", 0x100, Kind::Unavailable, "GeneralFailure"),
+        ("active", 1, Kind::KeyState, "ItemNotFound"),
+        ("active", 3, Kind::Denied, "AuthenticationNotSuccessful"),
+        ("active", 0xa, Kind::Corrupt, "CryptographicFailure"),
+        ("active", 5, Kind::Config, "OperationNotSupported"),
+        ("active", 0x3fff, Kind::Unavailable, "0x3fff"),
     ] {
-        let decrypt = Operation::Decrypt as u32;
-        let fake = Fake::start(move |request: &[u8]| match operation(request) {
-            code if code == decrypt => Reply::Answer(refusal(code, reason, "no"), 1),
-            _ => kms(4)(request),
-        });
-        let client = fake.await.client();
+        let client = refusing(vec![(Operation::Decrypt, reason)]).await;
         let error = client.decrypt(uid, &GCM, &[0; 32], soon()).await.unwrap_err();
         assert_eq!(error.kind(), kind, "{uid} {reason:#x}: {}", error.report());
-        assert!(error.report().contains(uid), "{}", error.report());
+        for word in [uid, text] {
+            assert!(error.report().contains(word), "{uid} {reason:#x}: {}", error.report());
+        }
     }
+}
+
+#[tokio::test]
+async fn nothing_can_be_encrypted_by_a_key_that_is_not_active_and_that_is_what_is_told() {
+    for uid in ["waiting", "deactivated", "compromised", "destroyed"] {
+        for reason in [5, 0xc, 0x100] {
+            let client = refusing(vec![(Operation::Encrypt, reason)]).await;
+            let error = client.encrypt(uid, &GCM, b"secret", soon()).await.unwrap_err();
+            assert_eq!(error.kind(), Kind::KeyState, "{uid} {reason:#x}: {}", error.report());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_state_that_cannot_be_asked_for_takes_the_place_of_no_refusal_unless_the_key_is_gone() {
+    for (reason, kind) in
+        [(1, Kind::KeyState), (5, Kind::Corrupt), (0xc, Kind::Corrupt), (0x100, Kind::Corrupt)]
+    {
+        let refused = vec![(Operation::Decrypt, 0xa), (Operation::GetAttributes, reason)];
+        let client = refusing(refused).await;
+        let error = client.decrypt("key-1", &GCM, &[0; 32], soon()).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{reason:#x}: {}", error.report());
+    }
+}
+
+/// A client of a server that refuses these operations for these reasons.
+async fn refusing(refused: Vec<(Operation, u32)>) -> Client {
+    let fake = Fake::start(move |request: &[u8]| {
+        let code = operation(request);
+        match refused.iter().find(|(operation, _)| *operation as u32 == code) {
+            Some((_, reason)) => Reply::Answer(refusal(code, *reason, "no"), 1),
+            None => kms(4)(request),
+        }
+    });
+    fake.await.client()
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Which key is meant, and what becomes of it.
 
 use serde_json::json;
-use sidekey_core::{KeyId, Kind, Provider};
+use sidekey_core::{KeyId, Kind, Provider, Sealed};
 
 use crate::support::{PLAINTEXT, Stage, by_name, call, connect, fails};
 
@@ -36,6 +36,11 @@ async fn a_name_is_followed_to_its_new_key_and_the_old_ones_read_on() {
         assert_eq!(client.decrypt(sealed, &call()).await.unwrap().expose(), PLAINTEXT);
     }
     fails(client.encrypt(&old, PLAINTEXT, &call()).await, Kind::KeyState, &["deactivated"]);
+    // What was altered is told as that, whatever has become of its key.
+    let mut altered = before.ciphertext.to_vec();
+    *altered.last_mut().unwrap() ^= 1;
+    let altered = Sealed { ciphertext: altered.into(), ..before };
+    fails(client.decrypt(&altered, &call()).await, Kind::Corrupt, &["CryptographicFailure"]);
 }
 
 #[tokio::test]
@@ -51,7 +56,7 @@ async fn where_several_keys_have_the_name_the_one_in_use_stays_and_no_other_is_g
     let next = stage.connect_after(&client).await;
     assert_eq!(next.key_id().await.unwrap(), key_id);
     let fresh = stage.connect(by_name()).await;
-    fails(fresh.key_id().await, Kind::KeyState, &["2 or more active keys", "\"kms\""]);
+    fails(fresh.key_id().await, Kind::Unavailable, &["2 active keys", "\"kms\""]);
     stage.server.change(&stage.key, &json!({"State": "Deactivated"})).await.unwrap();
     assert_ne!(fresh.key_id().await.unwrap(), key_id);
 }
@@ -82,8 +87,8 @@ async fn a_key_that_cannot_write_is_told_by_what_it_is() {
         if fields["State"] != "Active" && fields["State"].is_string() {
             fails(
                 stage.connect(by_name()).await.key_id().await,
-                Kind::KeyState,
-                &["no active key"],
+                Kind::Unavailable,
+                &["0 active keys", "\"kms\""],
             );
         }
     }

@@ -36,7 +36,7 @@ async fn keys_of_pykmip_wrap_are_followed_and_are_told_by_their_state() {
     let other = server.identities().authority().peer(scratch.path(), "other", &["other"]).unwrap();
     body["credentials"] = json!({"certFile": other.certificate, "keyFile": other.key});
     let stranger = connect(&body).await.unwrap();
-    fails(stranger.key_id().await, Kind::KeyState, &["we may not see it"]);
+    fails(stranger.key_id().await, Kind::Unavailable, &["0 active keys"]);
     fails(stranger.decrypt(&stored[0], &call()).await, Kind::Denied, &["PermissionDenied"]);
     // The name goes to a new key; PyKMIP lets a deactivated one do nothing any more.
     let moved = [

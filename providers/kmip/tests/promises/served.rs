@@ -26,6 +26,22 @@ async fn a_rotation_is_announced_by_a_probe_and_old_data_reads_on() {
 }
 
 #[tokio::test]
+async fn a_name_that_no_key_has_for_a_moment_is_borne_and_then_told_and_heals() {
+    let stage = Stage::new("nameless").await;
+    let served = stage.serve(&stage.document()).await;
+    let sealed = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    stage.server.change(&stage.key, &json!({"Name": "kms-old"})).await.unwrap();
+    // The announced key is well, and serves. What may pass is told once it has lasted for the coast.
+    assert_eq!(served.kms.round_trip(PLAINTEXT).await.unwrap().key_id, sealed.key_id);
+    let error = served.wait_bad().await;
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+    assert!(error.message().contains("0 active keys"), "{error}");
+    assert_eq!(served.kms.decrypt(&sealed).await.unwrap(), PLAINTEXT[..]);
+    stage.server.change(&stage.key, &json!({"Name": "kms"})).await.unwrap();
+    assert_eq!(served.wait_ok().await, sealed.key_id);
+}
+
+#[tokio::test]
 async fn a_call_costs_what_it_must_and_status_nothing() {
     let stage = Stage::new("costs").await;
     let served = stage.serve(&calm(&[stage.entry(1, by_name())])).await;

@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::Client;
 use crate::client::crypted;
 use crate::protocol::payload;
 use crate::testing::{RESPONSE_HEADER, item};

@@ -1,7 +1,6 @@
 //! Connections and servers: kept, broken, silent and exchanged.
 
 use super::*;
-use crate::Client;
 
 #[tokio::test]
 async fn one_connection_serves_call_after_call() {

@@ -17,8 +17,8 @@
 //! # Sessions
 //! Sessions and the login are shared by all keys of the process that are on the same token. What
 //! fails in a session costs the idle ones too; what fails in a new one has the library ended and
-//! initialised anew, unless other calls are in it, because many libraries see a token that was away
-//! only then.
+//! initialised anew, unless other calls are in it or another token's sessions work, because many
+//! libraries see a token that was away only then.
 //!
 //! # How it hangs together
 //! ```text

@@ -107,7 +107,10 @@ impl Key<'_> {
             return Ok(Some(self.object.handle));
         }
         let id = Attribute::Id(self.object.id.clone());
-        let template = [Attribute::Class(ObjectClass::PUBLIC_KEY), id];
+        let mut template = vec![Attribute::Class(ObjectClass::PUBLIC_KEY), id];
+        // Another pair may have the same id.
+        let modulus = |attribute: &&Attribute| matches!(attribute, Attribute::Modulus(_));
+        template.extend(self.object.attributes.iter().find(modulus).cloned());
         Ok(self.link.session.find_objects(&template)?.first().copied())
     }
 

@@ -34,6 +34,19 @@ async fn a_key_made_anew_under_the_same_label_and_id_is_another_one() {
 }
 
 #[tokio::test]
+async fn rsa_wraps_with_the_public_key_of_its_own_pair() {
+    let stage = Stage::new("pairs").await;
+    stage.hsm.make_rsa("former", "07", 2048).await.unwrap();
+    let former = ["--delete-object", "--type", "privkey", "--label", "former"];
+    stage.hsm.keys(&former).await.unwrap();
+    stage.hsm.make_rsa("pair", "07", 2048).await.unwrap();
+    let mut entry = stage.entry(1);
+    entry["kek"] = json!({"tokenLabel": "kms", "keyLabel": "pair", "algorithm": "RSA-OAEP"});
+    let served = stage.serve(&quick(&[entry])).await;
+    served.kms.round_trip(PLAINTEXT).await.unwrap();
+}
+
+#[tokio::test]
 async fn rsa_wraps_with_the_public_key_and_unwraps_with_the_private_one() {
     let stage = Stage::new("rsa").await;
     stage.hsm.make_rsa("pair", "07", 2048).await.unwrap();

@@ -183,8 +183,7 @@ impl Library {
     /// works for another token, whose sessions and login that would cost.
     fn renew(&self, library: &Pkcs11, token: &Token) {
         let Some(mut alone) = self.initialised.try_write() else { return };
-        let doublings = self.in_vain.load(Ordering::Relaxed).min(MAX_DOUBLINGS);
-        let pause = RENEWAL * 2_u32.pow(doublings);
+        let pause = pause_after(self.in_vain.load(Ordering::Relaxed));
         if alone.is_none_or(|since| since.elapsed() <= pause) {
             return;
         }
@@ -278,6 +277,11 @@ impl std::fmt::Display for Token {
     }
 }
 
+/// How long a library is left alone that was initialised anew so often in vain.
+fn pause_after(in_vain: u32) -> Duration {
+    RENEWAL * 2_u32.pow(in_vain.min(MAX_DOUBLINGS))
+}
+
 /// Whether what failed may be the session's fault, or the device's.
 fn is_lost(error: &Error) -> bool {
     error.kind() == Kind::Unavailable
@@ -286,4 +290,15 @@ fn is_lost(error: &Error) -> bool {
 /// A PIN is one line, whatever it was written with.
 fn pin_text(pin: &Secret) -> Option<&str> {
     std::str::from_utf8(pin.expose()).ok().map(|text| text.trim_end_matches(['\r', '\n']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_left_alone_for_longer_each_time_and_for_minutes_at_most() {
+        let pauses = [0, 1, 2, 6, 7, u32::MAX].map(|in_vain| pause_after(in_vain).as_secs());
+        assert_eq!(pauses, [5, 10, 20, 320, 320, 320]);
+    }
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use sidekey_core::proto::v2::EncryptResponse;
+use sidekey_e2e::softhsm::SoftHsm;
 use tonic::Code;
 
 use crate::support::{LABEL, PLAINTEXT, Stage, quick};
@@ -53,6 +54,23 @@ async fn data_reads_on_when_the_token_begins_or_ceases_to_report_check_values() 
     // The key_id is authenticated all the same.
     let exchanged = EncryptResponse { key_id: checked.key_id, ..bare };
     assert_eq!(kms.decrypt(&exchanged).await.unwrap_err().code(), Code::DataLoss);
+}
+
+#[tokio::test]
+async fn a_key_that_was_restored_into_another_token_reads_on_without_check_values() {
+    let mut stage = Stage::new("restored").await;
+    let entry = stage.spoilt(1);
+    stage.spoil("bare");
+    stage.hsm.delete_aes("01").await.unwrap();
+    stage.hsm.import_aes(LABEL, "01", PLAINTEXT).await.unwrap();
+    let served = stage.serve(&quick(&[entry])).await;
+    let sealed = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    drop(served);
+    stage.hsm = SoftHsm::start(&stage.scratch, "hsm-2").await.unwrap();
+    stage.hsm.import_aes(LABEL, "01", PLAINTEXT).await.unwrap();
+    let served = stage.serve(&quick(&[stage.spoilt(1)])).await;
+    assert_ne!(served.wait_ok().await, sealed.key_id, "another serial number");
+    served.kms.reads(&sealed, PLAINTEXT).await.unwrap();
 }
 
 #[tokio::test]

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use cryptoki::object::Attribute;
 use parking_lot::Mutex;
-use sidekey_core::{Error, Files, Kind, Secret};
+use sidekey_core::{Error, Files, KeyId, Kind, Sealed, Secret};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::codes::{self, found};
 use crate::config::Config;
-use crate::dropin::form::Form;
+use crate::dropin::form::{self, Form};
+use crate::key::Key;
 use crate::library::{Library, Link, Token};
 use crate::object::{Object, Selector};
 
@@ -28,6 +29,8 @@ pub(crate) struct Client {
     hang_limit: Duration,
     /// The key that was seen last to write.
     seen: Mutex<Option<Object>>,
+    /// What was read last, and the CKA_ID of its key.
+    opened: Mutex<Option<(Vec<u8>, Sealed)>>,
 }
 
 impl Client {
@@ -43,6 +46,7 @@ impl Client {
             turns: Arc::new(Semaphore::new(settings.sessions())),
             hang_limit: settings.hang_limit(),
             seen: Mutex::default(),
+            opened: Mutex::default(),
         }))
     }
 
@@ -88,6 +92,34 @@ impl Client {
             tracing::warn!(key = %self.keys, "the key is extractable: whoever logs in to the token can take it away");
         }
         Ok(newest)
+    }
+
+    /// Reads; `None` if no key here has written it.
+    pub(crate) fn open(&self, link: &mut Link, asked: Sealed) -> Result<Option<Secret>, Error> {
+        let Some(object) = self.keys.named(link, &asked.key_id)? else { return Ok(None) };
+        let key = Key { keys: &self.keys, link, object: &object };
+        let before = || {
+            let opened = self.opened.lock().clone().filter(|(id, _)| *id == object.id);
+            opened.map(|(_, sealed)| form::open(&self.form, &key, &sealed).is_ok())
+        };
+        match form::open(&self.form, &key, &asked) {
+            Ok(plaintext) => {
+                *self.opened.lock() = Some((object.id.clone(), asked));
+                Ok(Some(plaintext))
+            }
+            Err(error) => match key.judge(error, before) {
+                // Another key has taken its CKA_ID.
+                error if error.kind() == Kind::Corrupt && !object.is_named(&asked.key_id) => {
+                    Ok(None)
+                }
+                error => Err(error),
+            },
+        }
+    }
+
+    /// Whether the last that was read is of that key_id.
+    pub(crate) fn has_opened(&self, key_id: &KeyId) -> bool {
+        self.opened.lock().as_ref().is_some_and(|(_, sealed)| sealed.key_id == *key_id)
     }
 
     /// For `/status`.

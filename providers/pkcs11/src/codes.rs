@@ -16,7 +16,7 @@ mod findings {
     pub(crate) const NO_LIBRARY: Finding = (Kind::Config, "cannot be loaded", "settings.library must name the vendor's PKCS#11 library, with all that it needs, built for glibc and this CPU");
     pub(crate) const NO_TOKEN: Finding = (Kind::Unavailable, "is in no slot", "see whether the HSM is connected and its client set up, and check kek against pkcs11-tool --list-slots");
     pub(crate) const TOKENS: Finding = (Kind::Config, "is not the only one", "set kek.tokenSerial: pkcs11-tool --list-slots");
-    pub(crate) const REFUSED: Finding = (Kind::Denied, "has refused this PIN before: it is not tried again", "write the right PIN into its file, and see that the token has not locked it");
+    pub(crate) const REFUSED: Finding = (Kind::Denied, "has refused this PIN before, or failed over it: it is not tried again", "write the right PIN into its file, with a line end more if it is the same, and see that the token has not locked it");
     pub(crate) const LOCKED: Finding = (Kind::Denied, "has locked the PIN", "the token's security officer must set a new one");
     pub(crate) const LAST_TRY: Finding = (Kind::Denied, "would lock the PIN if it were wrong once more, so it is not tried", "log in once by hand, which gives back all tries: pkcs11-tool --login --list-objects");
     pub(crate) const NO_PIN: Finding = (Kind::Denied, "wants a PIN", "set credentials.pinFile");

@@ -194,7 +194,7 @@ fn check_texts(
     }
 }
 
-fn unhex(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes().iter().map(|byte| char::from(*byte).to_digit(16));
     let digits: Vec<u32> = digits.collect::<Option<_>>()?;
     let bytes = digits.chunks(2).map(|pair| u8::try_from(pair.first()? * 16 + pair.get(1)?).ok());

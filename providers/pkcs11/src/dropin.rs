@@ -111,6 +111,7 @@ fn describe(given: &file::Given<'_>) -> Result<Value, Error> {
         std::env::temp_dir().join("run/hsm-plugin-server.sock").to_string_lossy().into_owned()
     });
     let mut key = one(given, "")?;
+    given.refuse(&mut key)?;
     key["id"] = "1".into();
     key["type"] = "pkcs11".into();
     key["listen"] = listen.into();

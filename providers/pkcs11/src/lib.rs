@@ -6,7 +6,8 @@
 //!
 //! The one invariant: **a key_id names the key that the token itself says it has**: its CKA_ID, and
 //! the check value of an AES key or the modulus of an RSA key. What has taken its place under the
-//! same label and id has another key_id.
+//! same label and id has another key_id. An AES key is found by its CKA_ID alone, and proven by
+//! reading: what the token says of it may have changed since.
 //!
 //! # Threads and time
 //! A library blocks, for as long as it likes. Each call has a thread of its own, at most
@@ -17,8 +18,8 @@
 //! # Sessions
 //! Sessions and the login are shared by all keys of the process that are on the same token. What
 //! fails in a session costs the idle ones too; what fails in a new one has the library ended and
-//! initialised anew, unless other calls are in it, because many libraries see a token that was away
-//! only then.
+//! initialised anew, unless other calls are in it or another token's sessions work, because many
+//! libraries see a token that was away only then.
 //!
 //! # How it hangs together
 //! ```text
@@ -105,14 +106,13 @@ impl Provider for Pkcs11 {
     }
 
     async fn decrypt(&self, sealed: &Sealed, call: &Call<'_>) -> Result<Secret, Error> {
+        let mut clients: Vec<_> = std::iter::once(&self.key).chain(&self.older).collect();
+        clients.retain(|client| client.keys.may_be(&sealed.key_id));
+        clients.sort_by_key(|client| !client.has_opened(&sealed.key_id));
         let mut refusal = None;
-        for client in std::iter::once(&self.key).chain(&self.older) {
+        for client in clients {
             let asked = sealed.clone();
-            let work = move |client: &Client, link: &mut _| {
-                let Some(object) = client.keys.named(link, &asked.key_id)? else { return Ok(None) };
-                let key = Key { keys: &client.keys, link, object: &object };
-                form::open(&client.form, &key, &asked).map(Some).map_err(|error| key.judge(error))
-            };
+            let work = move |client: &Client, link: &mut _| client.open(link, asked);
             match client.run(call.deadline, work).await {
                 Ok(Some(plaintext)) => return Ok(plaintext),
                 Ok(None) => {}
@@ -141,6 +141,7 @@ impl Pkcs11 {
                 None => client.newest(link)?,
                 Some(key_id) => {
                     let named = client.keys.named(link, key_id)?;
+                    let named = named.filter(|object| object.is_named(key_id));
                     named.ok_or_else(|| found(&client.keys, codes::NOT_OURS))?
                 }
             };

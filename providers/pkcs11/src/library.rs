@@ -2,8 +2,10 @@
 //!
 //! Everything here blocks, for as long as the library likes.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -21,8 +23,19 @@ use crate::object::{Object, Selector};
 /// The libraries of this process. None is ever unloaded: many do not survive that.
 static LIBRARIES: Mutex<BTreeMap<PathBuf, Arc<Library>>> = Mutex::new(BTreeMap::new());
 
-/// A library that was initialised is given time before that is done again.
+/// A library that was initialised is given time before that is done again, and twice as much
+/// whenever it has not helped.
 const RENEWAL: Duration = Duration::from_secs(5);
+/// How often that is doubled: to some five minutes.
+const MAX_DOUBLINGS: u32 = 6;
+
+/// What a failed login says nothing of the PIN with: it was not looked at.
+#[rustfmt::skip]
+const NO_TRY: [RvError; 12] = [
+    RvError::CryptokiNotInitialized, RvError::DeviceError, RvError::DeviceMemory, RvError::DeviceRemoved, RvError::HostMemory,
+    RvError::SessionClosed, RvError::SessionCount, RvError::SessionHandleInvalid, RvError::SessionReadOnlyExists,
+    RvError::TokenNotPresent, RvError::TokenNotRecognized, RvError::UserAnotherAlreadyLoggedIn,
+];
 
 /// One library.
 pub(crate) struct Library {
@@ -31,9 +44,14 @@ pub(crate) struct Library {
     /// When it was initialised. Calls share it; who initialises it anew has it alone.
     initialised: RwLock<Option<Instant>>,
     idle: Mutex<Vec<Link>>,
-    /// PINs that were refused, by the serial number of their token. Who logs in holds it.
-    refused: Mutex<BTreeSet<(String, [u8; 32])>>,
+    /// How often it was initialised anew since a call has succeeded.
+    in_vain: AtomicU32,
+    /// PINs that were refused, by the serial number of their token.
+    refused: Mutex<BTreeMap<String, Arc<Refused>>>,
 }
+
+/// PINs that a token has refused. Who logs in to it holds them.
+type Refused = Mutex<BTreeSet<[u8; 32]>>;
 
 /// Which token it is: all that is set must fit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +67,8 @@ pub(crate) struct Link {
     pub(crate) serial: String,
     pub(crate) session: Session,
     pub(crate) found: Vec<(Selector, Object)>,
+    /// Whether what failed in it tells nothing of it.
+    pub(crate) is_vague: Cell<bool>,
 }
 
 /// A static program has no loader.
@@ -67,6 +87,7 @@ impl Library {
                 loaded: OnceLock::new(),
                 initialised: RwLock::new(None),
                 idle: Mutex::default(),
+                in_vain: AtomicU32::new(0),
                 refused: Mutex::default(),
             })
         };
@@ -90,21 +111,40 @@ impl Library {
         };
         let is_new = held.is_none();
         let link = held.map_or_else(|| self.open(library, token, pin), Ok);
-        let result = link.and_then(|mut link| {
-            let result = work(&mut link);
-            match &result {
-                Err(error) if is_lost(error) => {
-                    self.idle.lock().retain(|other| other.token != *token);
-                }
-                _ => self.idle.lock().push(link),
+        let (result, is_broken) = match link {
+            Err(error) => {
+                let is_broken = is_lost(&error);
+                (Err(error), is_broken)
             }
-            result
-        });
+            Ok(mut link) => {
+                let result = work(&mut link);
+                let is_vague = link.is_vague.take();
+                let is_broken = !is_vague && result.as_ref().is_err_and(is_lost);
+                self.put_back(link, is_broken);
+                (result, is_broken)
+            }
+        };
         drop(ready);
-        if is_new && result.as_ref().is_err_and(is_lost) {
-            self.renew(library);
+        match is_broken {
+            true if is_new => self.renew(library, token),
+            true => {}
+            false => self.in_vain.store(0, Ordering::Relaxed),
         }
         result
+    }
+
+    /// Where others find it, unless it is broken, and those with it. To close a session takes time.
+    fn put_back(&self, link: Link, is_broken: bool) {
+        let mut idle = self.idle.lock();
+        let mut lost = Vec::new();
+        if is_broken {
+            lost.extend(idle.extract_if(.., |other| other.token == link.token));
+            lost.push(link);
+        } else {
+            idle.push(link);
+        }
+        drop(idle);
+        drop(lost);
     }
 
     /// The library, which nobody ends while the guard is held.
@@ -139,59 +179,74 @@ impl Library {
         }
     }
 
-    /// Not while others work with it: it works for them, or they will come here too.
-    fn renew(&self, library: &Pkcs11) {
+    /// Not while others work with it: it works for them, or they will come here too. Nor while it
+    /// works for another token, whose sessions and login that would cost.
+    fn renew(&self, library: &Pkcs11, token: &Token) {
         let Some(mut alone) = self.initialised.try_write() else { return };
-        if alone.is_some_and(|since| since.elapsed() > RENEWAL) {
-            tracing::info!(library = %self.path.display(), "library is initialised anew");
-            self.idle.lock().clear();
-            // What ends badly has ended, too.
-            let _ = library.clone().finalize();
-            *alone = None;
+        let pause = pause_after(self.in_vain.load(Ordering::Relaxed));
+        if alone.is_none_or(|since| since.elapsed() <= pause) {
+            return;
         }
+        let idle = std::mem::take(&mut *self.idle.lock());
+        let works = |link: &Link| link.token != *token && link.session.get_session_info().is_ok();
+        if idle.iter().any(works) {
+            // Nobody else has put any there: they wait.
+            *self.idle.lock() = idle;
+            return;
+        }
+        tracing::info!(library = %self.path.display(), "library is initialised anew");
+        drop(idle);
+        // What ends badly has ended, too.
+        let _ = library.clone().finalize();
+        self.in_vain.fetch_add(1, Ordering::Relaxed);
+        *alone = None;
     }
 
     fn open(&self, library: &Pkcs11, token: &Token, pin: Option<&Secret>) -> Result<Link, Error> {
         let (slot, info) = token.find(library)?;
         let failed = |failure| explain("open a session", token, &failure);
         let session = library.open_ro_session(slot).map_err(failed)?;
-        self.log_in(&session, &info, token, pin)?;
         let serial = info.serial_number().to_owned();
-        Ok(Link { token: token.clone(), serial, session, found: Vec::new() })
+        let refused = self.refused.lock().entry(serial.clone()).or_default().clone();
+        let mut refused = refused.lock();
+        // Others may have tried since.
+        let info = library.get_token_info(slot).map_err(failed)?;
+        log_in(&session, &info, token, pin, &mut refused)?;
+        let (found, is_vague) = (Vec::new(), Cell::default());
+        Ok(Link { token: token.clone(), serial, session, found, is_vague })
     }
+}
 
-    /// One login is for all sessions of the process with a token. Wrong PINs lock tokens: none is
-    /// tried twice, whichever key brings it, and none at all where the next wrong one locks.
-    fn log_in(
-        &self,
-        session: &Session,
-        info: &TokenInfo,
-        token: &Token,
-        pin: Option<&Secret>,
-    ) -> Result<(), Error> {
-        let mut refused = self.refused.lock();
-        let state = session.get_session_info().map(|info| info.session_state());
-        if !info.login_required() || matches!(state, Ok(SessionState::RoUser)) {
-            return Ok(());
-        }
-        let tried = pin.map(|pin| (info.serial_number().to_owned(), sha256(pin.expose())));
-        let was_refused = tried.as_ref().is_some_and(|tried| refused.contains(tried));
-        let secret = match pin.map(pin_text) {
-            _ if was_refused => return Err(found(token, codes::REFUSED)),
-            _ if info.user_pin_locked() => return Err(found(token, codes::LOCKED)),
-            _ if info.user_pin_final_try() => return Err(found(token, codes::LAST_TRY)),
-            None if info.protected_authentication_path() => None,
-            None => return Err(found(token, codes::NO_PIN)),
-            Some(None) => return Err(found(token, codes::BAD_PIN)),
-            Some(Some(text)) => Some(AuthPin::from(text.to_owned())),
-        };
-        match session.login(UserType::User, secret.as_ref()) {
-            Ok(()) | Err(Failure::Pkcs11(RvError::UserAlreadyLoggedIn, _)) => Ok(()),
-            Err(failure) => {
-                let error = explain("log in", token, &failure);
-                refused.extend(tried.filter(|_| error.kind() == Kind::Denied));
-                Err(error)
-            }
+/// One login is for all sessions of the process with a token. Wrong PINs lock tokens: none is
+/// tried twice, whichever key brings it, and none at all where the next wrong one locks.
+fn log_in(
+    session: &Session,
+    info: &TokenInfo,
+    token: &Token,
+    pin: Option<&Secret>,
+    refused: &mut BTreeSet<[u8; 32]>,
+) -> Result<(), Error> {
+    let state = session.get_session_info().map(|info| info.session_state());
+    if !info.login_required() || matches!(state, Ok(SessionState::RoUser)) {
+        return Ok(());
+    }
+    let tried = pin.map(|pin| sha256(pin.expose()));
+    let was_refused = tried.as_ref().is_some_and(|tried| refused.contains(tried));
+    let secret = match pin.map(pin_text) {
+        _ if was_refused => return Err(found(token, codes::REFUSED)),
+        _ if info.user_pin_locked() => return Err(found(token, codes::LOCKED)),
+        _ if info.user_pin_final_try() => return Err(found(token, codes::LAST_TRY)),
+        None if info.protected_authentication_path() => None,
+        None => return Err(found(token, codes::NO_PIN)),
+        Some(None) => return Err(found(token, codes::BAD_PIN)),
+        Some(Some(text)) => Some(AuthPin::from(text.to_owned())),
+    };
+    match session.login(UserType::User, secret.as_ref()) {
+        Ok(()) | Err(Failure::Pkcs11(RvError::UserAlreadyLoggedIn, _)) => Ok(()),
+        Err(failure) => {
+            let no_try = matches!(&failure, Failure::Pkcs11(code, _) if NO_TRY.contains(code));
+            refused.extend(tried.filter(|_| !no_try));
+            Err(explain("log in", token, &failure))
         }
     }
 }
@@ -222,6 +277,11 @@ impl std::fmt::Display for Token {
     }
 }
 
+/// How long a library is left alone that was initialised anew so often in vain.
+fn pause_after(in_vain: u32) -> Duration {
+    RENEWAL * 2_u32.pow(in_vain.min(MAX_DOUBLINGS))
+}
+
 /// Whether what failed may be the session's fault, or the device's.
 fn is_lost(error: &Error) -> bool {
     error.kind() == Kind::Unavailable
@@ -230,4 +290,15 @@ fn is_lost(error: &Error) -> bool {
 /// A PIN is one line, whatever it was written with.
 fn pin_text(pin: &Secret) -> Option<&str> {
     std::str::from_utf8(pin.expose()).ok().map(|text| text.trim_end_matches(['\r', '\n']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_left_alone_for_longer_each_time_and_for_minutes_at_most() {
+        let pauses = [0, 1, 2, 6, 7, u32::MAX].map(|in_vain| pause_after(in_vain).as_secs());
+        assert_eq!(pauses, [5, 10, 20, 320, 320, 320]);
+    }
 }

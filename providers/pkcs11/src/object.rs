@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cryptoki::error::Error as Failure;
 use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass, ObjectHandle};
 use serde::Deserialize;
 use sidekey_core::{Error, KeyId, Provider, hex, sha256, time};
@@ -9,6 +10,7 @@ use sidekey_rest::naming::{Version, scope};
 
 use crate::Pkcs11;
 use crate::codes::{self, explain, found};
+use crate::config::unhex;
 use crate::library::Link;
 
 /// Longer ones make key_ids that are too long.
@@ -71,53 +73,77 @@ impl Selector {
     pub(crate) fn newest(&self, link: &mut Link) -> Result<Object, Error> {
         let today = time(std::time::SystemTime::now());
         let today: Vec<u8> = today.bytes().filter(u8::is_ascii_digit).take(8).collect();
-        let all = self.list(link)?;
-        let begun = all.into_iter().filter(|object| object.start <= today);
-        let newest = begun.max_by(|a, b| a.age().cmp(&b.age()));
-        newest.ok_or_else(|| found(self, codes::NOT_YET))
+        let mut all = self.list(link, self.id.clone())?;
+        let is_there = !all.is_empty();
+        all.retain(|object| !object.id.is_empty());
+        let none = match all.is_empty() {
+            true if is_there => codes::NO_ID,
+            true => codes::NO_KEY,
+            false => codes::NOT_YET,
+        };
+        let begun = all.iter().filter(|object| object.start <= today);
+        let newest = begun.max_by(|a, b| a.age().cmp(&b.age())).ok_or_else(|| found(self, none))?;
+        match all.iter().filter(|object| object.id == newest.id).count() {
+            1 => Ok(newest.clone()),
+            _ => Err(found(self, codes::SAME_ID)),
+        }
     }
 
-    /// The key of a key_id, which may be forged: none but ours is looked at.
+    /// Whether a key_id, which may be forged, is of a form that one of these keys could have.
+    pub(crate) fn may_be(&self, key_id: &KeyId) -> bool {
+        self.id_in(key_id).is_some()
+    }
+
+    /// The key that a key_id asks for. Nothing but its CKA_ID finds an AES key: what a token says of
+    /// check values and serial numbers may change while the key stays, and the tag of GCM proves it.
     pub(crate) fn named(&self, link: &mut Link, key_id: &KeyId) -> Result<Option<Object>, Error> {
-        let is_it = |object: &Object| object.answers_to(key_id);
+        let Some(id) = self.id_in(key_id) else { return Ok(None) };
+        let is_it = |object: &Object| object.is_named(key_id);
         let known = link.found.iter().find(|(by, object)| by == self && is_it(object));
         if let Some((_, object)) = known {
             return Ok(Some(object.clone()));
         }
-        let found = self.list(link)?.into_iter().find(is_it);
-        link.found.extend(found.clone().map(|object| (self.clone(), object)));
-        Ok(found)
+        let mut all = self.list(link, Some(id))?;
+        let is_exact = all.iter().any(is_it);
+        if is_exact || self.algorithm != Algorithm::AesGcm {
+            all.retain(is_it);
+        }
+        if all.len() > 1 {
+            return Err(found(self, codes::SAME_ID));
+        }
+        let object = all.pop();
+        // What forged key_ids find would fill the memory.
+        link.found.extend(object.clone().filter(is_it).map(|object| (self.clone(), object)));
+        Ok(object)
     }
 
-    /// All versions that can be told apart.
-    fn list(&self, link: &mut Link) -> Result<Vec<Object>, Error> {
+    /// The CKA_ID in a key_id of ours or of the plugin that was replaced.
+    fn id_in(&self, key_id: &KeyId) -> Option<Vec<u8>> {
+        let version = Version::parse(Pkcs11::NAME, key_id.as_str());
+        let text = version.as_ref().map_or(key_id.as_str(), |version| &version.version);
+        let id = unhex(text).filter(|id| id.len() <= MAX_ID && hex(id) == text)?;
+        self.id.as_ref().is_none_or(|ours| *ours == id).then_some(id)
+    }
+
+    /// All versions, or those with a CKA_ID.
+    fn list(&self, link: &Link, id: Option<Vec<u8>>) -> Result<Vec<Object>, Error> {
         let mut template = self.algorithm.template().to_vec();
         template.extend(self.label.as_ref().map(|text| Attribute::Label(text.as_bytes().to_vec())));
-        template.extend(self.id.clone().map(Attribute::Id));
+        template.extend(id.map(Attribute::Id));
         let failed = |failure| explain("look", self, &failure);
         let handles = link.session.find_objects(&template).map_err(failed)?;
-        let all = handles.into_iter().map(|handle| self.read(link, handle));
-        let mut all: Vec<Object> = all.collect::<Result<_, _>>()?;
-        let is_there = !all.is_empty();
-        all.retain(|object| (1..=MAX_ID).contains(&object.id.len()));
-        let twice = |one: &Object| all.iter().filter(|other| other.id == one.id).count() > 1;
-        match all.is_empty() {
-            true if is_there => Err(found(self, codes::NO_ID)),
-            true => Err(found(self, codes::NO_KEY)),
-            false if all.iter().any(twice) => Err(found(self, codes::SAME_ID)),
-            false => Ok(all),
-        }
+        handles.into_iter().map(|handle| self.read(link, handle)).collect()
     }
 
     fn read(&self, link: &Link, handle: ObjectHandle) -> Result<Object, Error> {
         let failed = |failure| explain("look", self, &failure);
-        let attributes = link.session.get_attributes(handle, &WANTED).map_err(failed)?;
+        let attributes = attributes(link, handle).map_err(failed)?;
         let (mut id, mut start, mut bits) = (Vec::new(), Vec::new(), 0);
         // What no other key has; without it, what no other token has.
         let (mut kind, mut mark) = ("aes", link.serial.clone());
         for attribute in &attributes {
             match attribute {
-                Attribute::Id(value) => id.clone_from(value),
+                Attribute::Id(value) if value.len() <= MAX_ID => id.clone_from(value),
                 Attribute::StartDate(day) if !day.is_empty() => {
                     start = [&day.year[..], &day.month, &day.day].concat();
                 }
@@ -147,8 +173,26 @@ impl Object {
     }
 
     /// The plugin that was replaced names keys by their ids alone.
-    fn answers_to(&self, key_id: &KeyId) -> bool {
+    pub(crate) fn is_named(&self, key_id: &KeyId) -> bool {
         self.key_id == *key_id || hex(&self.id) == key_id.as_str()
+    }
+}
+
+/// What a token says of a key. What of it cannot be read is as if it were not there, and costs no other
+/// key anything.
+fn attributes(link: &Link, handle: ObjectHandle) -> Result<Vec<Attribute>, Failure> {
+    let read = |wanted: &[AttributeType]| link.session.get_attributes(handle, wanted);
+    match read(&WANTED) {
+        Ok(attributes) => Ok(attributes),
+        Err(failure @ Failure::Pkcs11(..)) => Err(failure),
+        Err(_) => {
+            let each = WANTED.iter().filter_map(|wanted| match read(&[*wanted]) {
+                Err(failure @ Failure::Pkcs11(..)) => Some(Err(failure)),
+                Err(_) => None,
+                Ok(attributes) => Some(Ok(attributes)),
+            });
+            Ok(each.collect::<Result<Vec<_>, _>>()?.concat())
+        }
     }
 }
 
@@ -157,5 +201,35 @@ impl fmt::Display for Selector {
         f.write_str("key")?;
         self.label.iter().try_for_each(|label| write!(f, " {label:?}"))?;
         self.id.iter().try_for_each(|id| write!(f, " with CKA_ID {}", hex(id)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_key_ids_that_could_be_of_these_keys_cost_a_look_into_the_token() {
+        let scope = scope(&["aes", "0102"]);
+        let may_be = |id: Option<&[u8]>, key_id: &str| {
+            let keys = Selector { id: id.map(<[u8]>::to_vec), ..Selector::default() };
+            keys.may_be(&KeyId::new(key_id).unwrap())
+        };
+        for ours in [&*format!("pkcs11/{scope}/0a"), "0a"] {
+            assert!(may_be(None, ours) && may_be(Some(&[10]), ours), "{ours}");
+            assert!(!may_be(Some(&[11]), ours), "{ours}");
+        }
+        for other in [
+            "0A",
+            "0",
+            "etcd",
+            "pkcs11/0a",
+            &format!("pkcs11/{scope}/0A"),
+            &format!("pkcs11/{scope}/etcd"),
+            &format!("azure/{scope}/0a"),
+            &"0a".repeat(MAX_ID + 1),
+        ] {
+            assert!(!may_be(None, other), "{other}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use sidekey_core::{Error, Kind, read_file};
-use sidekey_rest::dropin::Flags;
+use sidekey_rest::dropin::{Flags, Plugin, Use};
 
 use super::Replaced;
 
@@ -24,6 +24,20 @@ impl<'a> Given<'a> {
             Some(path) => section(path)?,
         };
         Ok(Self { flags, serve })
+    }
+
+    /// Refuses what the table refuses, wherever it was given.
+    pub(crate) fn refuse(&self, key: &mut Value) -> Result<(), Error> {
+        self.flags.fill(key)?;
+        for flag in Replaced::FLAGS {
+            if let Use::Refused(hint) = flag.use_
+                && self.get(flag.name).as_deref() == Some("true")
+            {
+                let what = format!("{} is not possible here", flag.name);
+                return Err(Error::new(Kind::Invalid, what).with_hint(hint));
+            }
+        }
+        Ok(())
     }
 
     /// The value of a flag.

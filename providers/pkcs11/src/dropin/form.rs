@@ -47,8 +47,8 @@ pub(crate) fn seal(form: &Form, key: &Key<'_>, plaintext: &[u8]) -> Result<Vec<u
 
 /// Unwraps what was written in the form that its key_id tells of.
 pub(crate) fn open(form: &Form, key: &Key<'_>, sealed: &Sealed) -> Result<Secret, Error> {
-    match key.object.key_id == sealed.key_id {
-        true => key.open(&sealed.ciphertext),
-        false => jwe::open(form, key, &sealed.ciphertext),
+    match hex(&key.object.id) == sealed.key_id.as_str() {
+        true => jwe::open(form, key, &sealed.ciphertext),
+        false => key.open(&sealed.key_id, &sealed.ciphertext),
     }
 }

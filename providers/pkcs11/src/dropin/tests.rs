@@ -74,3 +74,16 @@ fn ml_kem_is_refused_with_a_way_to_keep_its_data() {
     let error = described(&[&BASE[..], &["--algorithm-family=ml-kem"]].concat()).unwrap_err();
     assert!(error.report().contains("external key"), "{}", error.report());
 }
+
+#[test]
+fn keys_are_made_by_nobody_here_and_that_is_said_wherever_it_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("k8s-kms-plugin.conf.yaml");
+    std::fs::write(&path, "k8s-kms-plugin:\n  serve:\n    auto-create: true\n").unwrap();
+    let file = format!("--plugin-config={}", path.display());
+    for given in ["--auto-create", "--auto-create=true", &file] {
+        let error = described(&[&BASE[..], &[given]].concat()).unwrap_err();
+        assert!(error.report().contains("tools of the HSM"), "{given}: {}", error.report());
+    }
+    described(&[&BASE[..], &["--auto-create=false"]].concat()).unwrap();
+}

@@ -22,9 +22,14 @@ struct gcm {
 	unsigned char *iv;
 	CK_ULONG iv_length;
 };
+struct attribute {
+	CK_ULONG type;
+	void *value;
+	CK_ULONG length;
+};
 /* Places in CK_FUNCTION_LIST. */
-enum { OPEN_SESSION = 12, LOGIN = 18, ENCRYPT_INIT = 29, DECRYPT = 34 };
-enum { GENERAL_ERROR = 5, DEVICE_ERROR = 0x30, SESSION_COUNT = 0xb1, AES_GCM = 0x1087 };
+enum { OPEN_SESSION = 12, LOGIN = 18, GET_ATTRIBUTES = 24, ENCRYPT_INIT = 29, DECRYPT = 34 };
+enum { GENERAL_ERROR = 5, FUNCTION_FAILED = 6, TYPE_INVALID = 0x12, DEVICE_ERROR = 0x30, SESSION_COUNT = 0xb1, AES_GCM = 0x1087, CHECK_VALUE = 0x90 };
 
 static struct list *real, fake;
 
@@ -57,7 +62,21 @@ static CK_ULONG login(CK_ULONG session, CK_ULONG user, char *pin, CK_ULONG lengt
 	FILE *f = file("fake.logins", "a");
 	fputc('x', f);
 	fclose(f);
+	if (told("login"))
+		return FUNCTION_FAILED;
 	return real->f[LOGIN](session, user, pin, length);
+}
+
+/* As a token without check values. */
+static CK_ULONG get_attributes(CK_ULONG session, CK_ULONG object, struct attribute *all, CK_ULONG count)
+{
+	CK_ULONG answer = real->f[GET_ATTRIBUTES](session, object, all, count);
+	for (CK_ULONG i = 0; i < count && told("bare"); i++)
+		if (all[i].type == CHECK_VALUE) {
+			all[i].length = -1UL;
+			answer = TYPE_INVALID;
+		}
+	return answer;
 }
 
 static CK_ULONG encrypt_init(CK_ULONG session, struct mechanism *mechanism, CK_ULONG key)
@@ -96,6 +115,7 @@ CK_ULONG C_GetFunctionList(struct list **list)
 	fake = *real;
 	fake.f[OPEN_SESSION] = open_session;
 	fake.f[LOGIN] = login;
+	fake.f[GET_ATTRIBUTES] = get_attributes;
 	fake.f[ENCRYPT_INIT] = encrypt_init;
 	fake.f[DECRYPT] = decrypt;
 	*list = &fake;

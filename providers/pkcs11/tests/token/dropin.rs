@@ -61,6 +61,20 @@ async fn its_data_is_read_under_a_configuration_of_our_own_and_nothing_altered_i
 }
 
 #[tokio::test]
+async fn altered_data_of_a_short_key_is_told_as_that() {
+    let stage = Stage::new("short").await;
+    stage.hsm.make_aes("short", "10", 16).await.unwrap();
+    let served = serve(&stage, &["--p11-key-label=short"]).await;
+    let sealed = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    let mut text = sealed.ciphertext.to_vec();
+    let place = text.len() - 10;
+    text[place] = if text[place] == b'A' { b'B' } else { b'A' };
+    let altered = EncryptResponse { ciphertext: text.into(), ..sealed };
+    let error = served.kms.decrypt(&altered).await.unwrap_err();
+    assert_eq!(error.code(), Code::DataLoss, "{error}");
+}
+
+#[tokio::test]
 async fn an_old_key_is_read_on_the_same_socket() {
     let stage = Stage::new("old").await;
     stage.hsm.make_aes("newer", "02", 32).await.unwrap();

@@ -1,5 +1,7 @@
 //! What happens to HSMs and their libraries.
 
+use std::time::{Duration, Instant};
+
 use anyhow::ensure;
 use sidekey_conformance::Launched;
 use sidekey_e2e::eventually;
@@ -23,6 +25,24 @@ async fn a_token_that_is_unplugged_and_back_reads_on_without_a_restart() {
     assert_eq!(served.wait_ok().await, key_id);
     served.kms.reads(&sealed, PLAINTEXT).await.unwrap();
     assert_eq!(served.plugin.process().pid(), pid);
+}
+
+#[tokio::test]
+async fn a_missing_token_costs_the_others_neither_sessions_nor_logins() {
+    let stage = Stage::new("missing").await;
+    let mut missing = stage.spoilt(2);
+    missing["kek"]["tokenLabel"] = "other".into();
+    let served = stage.launch(&quick(&[stage.spoilt(1), missing])).await;
+    served.wait_ok().await;
+    let other = stage.kms(2).await;
+    // For longer than the library is left alone.
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(8) {
+        other.encrypt(PLAINTEXT).await.unwrap_err();
+        served.kms.round_trip(PLAINTEXT).await.unwrap();
+    }
+    assert_eq!(stage.logins(), 1, "{}", stage.said());
+    assert!(!stage.said().contains("initialised anew"), "{}", stage.said());
 }
 
 #[tokio::test]

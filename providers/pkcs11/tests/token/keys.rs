@@ -1,6 +1,8 @@
 //! Keys: rotation, what has taken a key's place, and keys that cannot serve.
 
 use serde_json::{Value, json};
+use sidekey_core::proto::v2::EncryptResponse;
+use sidekey_e2e::softhsm::SoftHsm;
 use tonic::Code;
 
 use crate::support::{LABEL, PLAINTEXT, Stage, quick};
@@ -31,6 +33,89 @@ async fn a_key_made_anew_under_the_same_label_and_id_is_another_one() {
     assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
     let error = served.kms.decrypt(&sealed).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+}
+
+#[tokio::test]
+async fn data_reads_on_when_the_token_begins_or_ceases_to_report_check_values() {
+    let stage = Stage::new("bare").await;
+    let mut served = stage.serve(&quick(&[stage.spoilt(1)])).await;
+    let checked = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    stage.spoil("bare");
+    served.plugin.restart().await.unwrap();
+    served.plugin.wait_ready().await.unwrap();
+    let kms = stage.kms(1).await;
+    let bare = kms.round_trip(PLAINTEXT).await.unwrap();
+    assert_ne!(bare.key_id, checked.key_id);
+    kms.reads(&checked, PLAINTEXT).await.unwrap();
+    stage.spoil("");
+    served.plugin.restart().await.unwrap();
+    let kms = stage.kms(1).await;
+    kms.reads(&bare, PLAINTEXT).await.unwrap();
+    // The key_id is authenticated all the same.
+    let exchanged = EncryptResponse { key_id: checked.key_id, ..bare };
+    assert_eq!(kms.decrypt(&exchanged).await.unwrap_err().code(), Code::DataLoss);
+}
+
+#[tokio::test]
+async fn a_key_that_was_restored_into_another_token_reads_on_without_check_values() {
+    let mut stage = Stage::new("restored").await;
+    let entry = stage.spoilt(1);
+    stage.spoil("bare");
+    stage.hsm.delete_aes("01").await.unwrap();
+    stage.hsm.import_aes(LABEL, "01", PLAINTEXT).await.unwrap();
+    let served = stage.serve(&quick(&[entry])).await;
+    let sealed = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    drop(served);
+    stage.hsm = SoftHsm::start(&stage.scratch, "hsm-2").await.unwrap();
+    stage.hsm.import_aes(LABEL, "01", PLAINTEXT).await.unwrap();
+    let served = stage.serve(&quick(&[stage.spoilt(1)])).await;
+    assert_ne!(served.wait_ok().await, sealed.key_id, "another serial number");
+    served.kms.reads(&sealed, PLAINTEXT).await.unwrap();
+}
+
+#[tokio::test]
+async fn keys_that_cannot_be_told_apart_cost_the_others_under_the_label_nothing() {
+    let stage = Stage::new("others").await;
+    let served = stage.serve(&quick(&[stage.entry(1)])).await;
+    let sealed = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    drop(served);
+    stage.hsm.make_aes(LABEL, "02", 32).await.unwrap();
+    stage.hsm.make_aes(LABEL, "02", 32).await.unwrap();
+    let served = stage.launch(&quick(&[stage.entry(1)])).await;
+    served.kms.reads(&sealed, PLAINTEXT).await.unwrap();
+    let error = served.wait_bad().await;
+    assert!(error.message().contains("same CKA_ID"), "{error}");
+}
+
+#[tokio::test]
+async fn altered_data_of_a_key_that_only_decrypts_is_told_as_that() {
+    let stage = Stage::new("reader").await;
+    stage.hsm.make_rsa("pair", "07", 2048).await.unwrap();
+    let mut entry = stage.entry(1);
+    entry["kek"] = json!({"tokenLabel": "kms", "keyId": "07", "algorithm": "RSA-OAEP"});
+    let served = stage.serve(&quick(&[entry])).await;
+    let sealed = served.kms.round_trip(PLAINTEXT).await.unwrap();
+    stage.hsm.keys(&["--delete-object", "--type", "pubkey", "--id", "07"]).await.unwrap();
+    served.kms.encrypt(PLAINTEXT).await.unwrap_err();
+    served.kms.reads(&sealed, PLAINTEXT).await.unwrap();
+    let mut bytes = sealed.ciphertext.to_vec();
+    bytes[100] ^= 1;
+    let altered = EncryptResponse { ciphertext: bytes.into(), ..sealed };
+    let error = served.kms.decrypt(&altered).await.unwrap_err();
+    assert_eq!(error.code(), Code::DataLoss, "{error}");
+}
+
+#[tokio::test]
+async fn rsa_wraps_with_the_public_key_of_its_own_pair() {
+    let stage = Stage::new("pairs").await;
+    stage.hsm.make_rsa("former", "07", 2048).await.unwrap();
+    let former = ["--delete-object", "--type", "privkey", "--label", "former"];
+    stage.hsm.keys(&former).await.unwrap();
+    stage.hsm.make_rsa("pair", "07", 2048).await.unwrap();
+    let mut entry = stage.entry(1);
+    entry["kek"] = json!({"tokenLabel": "kms", "keyLabel": "pair", "algorithm": "RSA-OAEP"});
+    let served = stage.serve(&quick(&[entry])).await;
+    served.kms.round_trip(PLAINTEXT).await.unwrap();
 }
 
 #[tokio::test]

@@ -42,6 +42,32 @@ async fn a_wrong_pin_is_tried_once_whatever_asks_and_a_new_one_is_taken_over() {
 }
 
 #[tokio::test]
+async fn a_login_that_fails_without_saying_why_is_not_tried_again_with_the_same_pin() {
+    let stage = Stage::new("login").await;
+    let entries = [stage.spoilt(1), stage.spoilt(2)];
+    stage.spoil("login");
+    let served = stage.launch(&quick(&entries)).await;
+    let other = stage.kms(2).await;
+    served.wait_bad().await;
+    for _ in 0..5 {
+        served.kms.encrypt(PLAINTEXT).await.unwrap_err();
+        other.encrypt(PLAINTEXT).await.unwrap_err();
+    }
+    assert_eq!(stage.logins(), 1, "{}", stage.said());
+    let refused = async || {
+        let refused = served.wait_bad().await;
+        anyhow::ensure!(refused.code() == Code::PermissionDenied, "{refused}");
+        Ok(())
+    };
+    let told = sidekey_e2e::eventually("it is told", sidekey_e2e::wait::PATIENCE, refused).await;
+    told.unwrap();
+    stage.spoil("");
+    stage.write(&stage.hsm.pin_file(), &format!("{PIN}\n"));
+    served.wait_ok().await;
+    assert_eq!(stage.logins(), 2, "{}", stage.said());
+}
+
+#[tokio::test]
 async fn a_pin_that_was_changed_at_the_token_serves_on_and_logs_in_anew_from_its_file() {
     let stage = Stage::new("changed").await;
     let mut served = stage.serve(&quick(&[stage.entry(1)])).await;

@@ -35,6 +35,7 @@ from werkzeug.serving import run_simple
 from werkzeug.wrappers import Request, Response
 
 HARNESS = "harness"  # The access key of the tests' own calls: never checked, counted or failed.
+ACCOUNT, REGION = "123456789012", "us-east-1"  # Of keys that are restored.
 IMDS = "/latest/"
 LOCK = threading.Lock()
 LOCAL = threading.local()
@@ -218,10 +219,21 @@ def bad_signature(request, access_key):
 # --- the server
 
 
+def restore(id, materials):
+    """A key that has been before, with its material from the oldest on."""
+    kms = models.kms_backends[ACCOUNT][REGION]
+    key = kms.create_key(None, "ENCRYPT_DECRYPT", "SYMMETRIC_DEFAULT", "", None)
+    kms.keys[id] = kms.keys.pop(key.id)
+    key.arn, key.id = key.arn.replace(key.id, id), id
+    key.materials = [bytes.fromhex(material) for material in materials]
+
+
 def control(request):
     with LOCK:
         if request.method == "PUT":
             wanted = request.get_json(force=True)
+            if "restore" in wanted:
+                restore(**wanted["restore"])
             for session in SESSIONS.values() if "revoke" in wanted else []:
                 if wanted.get("of", session["token"]) == session["token"]:
                     session["revoked"] = wanted["revoke"]

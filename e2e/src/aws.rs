@@ -5,7 +5,6 @@
 mod local_kms;
 mod moto;
 mod plugin;
-mod python;
 
 use std::net::SocketAddr;
 
@@ -16,6 +15,7 @@ use hyper::Method;
 use serde_json::{Map, Value, json};
 
 use crate::http::HttpClient;
+use crate::python::{self, Python};
 
 pub use local_kms::LocalKms;
 pub use moto::{KmsFault, Moto};
@@ -23,7 +23,7 @@ pub use plugin::{AwsPlugin, PROGRAM};
 
 /// Installs moto, so that no test waits for it.
 pub async fn install() -> Result<()> {
-    python::Python::with_moto().await.map(drop)
+    Python::with(&python::MOTO).await.map(drop)
 }
 
 /// The region of everything that says no other.

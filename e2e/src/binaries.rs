@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 pub use sidekey_verify::BIN_DIR;
+use sidekey_verify::{is_dynamic, link_dynamically};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::cache::say;
@@ -20,6 +21,13 @@ static SHIPPED: AtomicBool = AtomicBool::new(false);
 
 /// Whether it is built with the FIPS module.
 static FIPS: AtomicBool = AtomicBool::new(false);
+
+/// The crate of a binary.
+struct Owner {
+    package: String,
+    manifest: String,
+    is_dynamic: bool,
+}
 
 static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
 
@@ -120,19 +128,29 @@ pub async fn kill_at(name: &'static str, args: &[String], line: &str) -> Result<
 }
 
 fn build(name: &str) -> Result<PathBuf> {
-    let package = package_of(name)?;
+    let Owner { package, is_dynamic, .. } = owner_of(name)?;
     say(&format!("building {name}"));
     let mut command = cargo();
     command.args(["build", "--message-format=json-render-diagnostics", "--bin", name]);
-    if SHIPPED.load(Ordering::Relaxed) {
+    let is_shipped = SHIPPED.load(Ordering::Relaxed);
+    if is_shipped {
+        command.arg("--release");
+    }
+    if is_shipped || is_dynamic {
         // Built alone, a binary has just its own features, as when released.
-        command.args(["--release", "--package", &package]);
+        command.args(["--package", &package]);
     } else {
         // With everything, it has what the tests have built already.
         command.arg("--workspace");
     }
-    if FIPS.load(Ordering::Relaxed) {
-        command.args(["--features", "fips", "--target-dir", "target/fips"]);
+    let is_fips = FIPS.load(Ordering::Relaxed);
+    if is_fips {
+        command.args(["--features", "fips"]);
+    }
+    if is_dynamic {
+        link_dynamically(&mut command);
+    } else if is_fips {
+        command.args(["--target-dir", "target/fips"]);
     }
     let ran = command.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
     ensure!(ran.status.success(), "cargo build --bin {name} failed, see above");
@@ -146,23 +164,34 @@ fn build(name: &str) -> Result<PathBuf> {
 
 /// The names of all binaries that users get: all but the developer programs and the example.
 pub fn products() -> Result<BTreeSet<String>> {
-    let ours =
-        |manifest: &str| !manifest.contains("/e2e/") && !manifest.contains("/providers/example/");
+    let ours = |owner: &Owner| {
+        !["/e2e/", "/providers/example/"].iter().any(|other| owner.manifest.contains(other))
+    };
     let all = all()?.into_iter();
-    Ok(all.filter(|(_, (_, manifest))| ours(manifest)).map(|(name, _)| name).collect())
+    Ok(all.filter(|(_, owner)| ours(owner)).map(|(name, _)| name).collect())
+}
+
+/// Those among them that load libraries, so that they cannot be static.
+pub fn dynamic() -> Result<BTreeSet<String>> {
+    let all = all()?.into_iter();
+    Ok(all.filter(|(_, owner)| owner.is_dynamic).map(|(name, _)| name).collect())
 }
 
 /// The crate that a binary belongs to.
 pub(crate) fn package_of(name: &str) -> Result<String> {
+    Ok(owner_of(name)?.package)
+}
+
+fn owner_of(name: &str) -> Result<Owner> {
     let mut all = all()?;
     let known: Vec<String> = all.keys().cloned().collect();
-    let found = all.remove(name).map(|(package, _)| package);
+    let found = all.remove(name);
     let none = || format!("the workspace has no binary of that name; it has {}", known.join(", "));
     found.with_context(none)
 }
 
-/// Every binary of the workspace, with its crate and the manifest of that.
-fn all() -> Result<BTreeMap<String, (String, String)>> {
+/// Every binary of the workspace.
+fn all() -> Result<BTreeMap<String, Owner>> {
     let ran = cargo()
         .args(["metadata", "--no-deps", "--format-version=1"])
         .output()
@@ -175,7 +204,11 @@ fn all() -> Result<BTreeMap<String, (String, String)>> {
     for package in metadata["packages"].as_array().into_iter().flatten() {
         for target in package["targets"].as_array().into_iter().flatten() {
             if target["kind"].as_array().is_some_and(|kind| kind.contains(&"bin".into())) {
-                let owner = (text(&package["name"]), text(&package["manifest_path"]));
+                let owner = Owner {
+                    package: text(&package["name"]),
+                    manifest: text(&package["manifest_path"]),
+                    is_dynamic: is_dynamic(&package["metadata"]),
+                };
                 found.insert(text(&target["name"]), owner);
             }
         }

@@ -5,11 +5,13 @@
 //! bodies. With `--all` the vendor's own Go client proves each of them, and what was said then is kept
 //! as fixtures: the provider and the fake of its tests cannot share one misreading.
 //!
-//! A [`Fake`] is a [`Service`] in clear behind a [`Gateway`], which ends TLS, counts and can be hurt.
+//! A [`Fake`] is a [`Service`] in clear behind a [`Gateway`], which ends TLS, counts and can be hurt. One
+//! whose clients show certificates ends TLS itself, behind a gateway that forwards bytes.
 
 pub mod azure;
 pub mod gcp;
 pub mod ibm;
+pub mod okms;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -27,11 +29,14 @@ use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sidekey_core::certificate::Certificate;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 
 use crate::gateway::Gateway;
-use crate::pki::Authority;
+use crate::pki::{Authority, CertificateFiles};
 use crate::scratch::Scratch;
 
 /// What a fake takes itself for. It is asked on one thread at a time.
@@ -62,6 +67,8 @@ pub struct Asked {
     pub headers: HeaderMap,
     /// The body.
     pub body: Bytes,
+    /// The first name in the certificate that the client has shown.
+    pub client: Option<String>,
 }
 
 /// An answer.
@@ -166,21 +173,43 @@ impl<S: Service> Fake<S> {
         hosts: &[&str],
         service: S,
     ) -> Result<Self> {
-        let dir = scratch.subdir(name)?;
-        let authority = Authority::new(name)?;
-        let names = [&["localhost", "127.0.0.1", name], hosts].concat();
-        let certificate = authority.peer(&dir, name, &names)?;
+        let (certificate, ca) = identity(scratch, name, hosts)?;
         let listener = TcpListener::bind("127.0.0.1:0").await.context("no port for a fake")?;
+        let gateway = Gateway::tls(listener.local_addr()?, &certificate).await?;
+        Self::serve(listener, gateway, None, ca, service)
+    }
+
+    /// The same for those who show certificates of this authority. Who shows none is let in, and is
+    /// nobody.
+    pub async fn start_mutual(
+        scratch: &Scratch,
+        name: &str,
+        clients: &Authority,
+        service: S,
+    ) -> Result<Self> {
+        let (certificate, ca) = identity(scratch, name, &[])?;
+        let listener = TcpListener::bind("127.0.0.1:0").await.context("no port for a fake")?;
+        let gateway = Gateway::start(listener.local_addr()?).await?;
+        let tls = clients.acceptor_of_clients(&certificate)?;
+        Self::serve(listener, gateway, Some(tls), ca, service)
+    }
+
+    fn serve(
+        listener: TcpListener,
+        gateway: Gateway,
+        tls: Option<TlsAcceptor>,
+        ca: PathBuf,
+        service: S,
+    ) -> Result<Self> {
         let plain = listener.local_addr()?;
-        let gateway = Gateway::tls(plain, &certificate).await?;
         let state = Arc::new(State {
             service: Mutex::new(service),
             next: Mutex::default(),
             calls: Mutex::default(),
             exchanges: Mutex::default(),
         });
-        let accepting = tokio::spawn(accept(listener, state.clone()));
-        Ok(Self { state, gateway, plain, ca: authority.file(&dir)?, accepting })
+        let accepting = tokio::spawn(accept(listener, tls, state.clone()));
+        Ok(Self { state, gateway, plain, ca, accepting })
     }
 
     /// Its URL.
@@ -193,7 +222,8 @@ impl<S: Service> Fake<S> {
         self.gateway.address()
     }
 
-    /// Where it can be asked in clear, past the gateway: as a metadata server, or a proxy on the node.
+    /// Where it can be asked past the gateway, in clear if its clients show no certificates: as a
+    /// metadata server, or a proxy on the node.
     pub fn plain(&self) -> SocketAddr {
         self.plain
     }
@@ -278,19 +308,45 @@ impl<S> Drop for Fake<S> {
     }
 }
 
-async fn accept<S: Service>(listener: TcpListener, state: Arc<State<S>>) {
+/// The certificate of a fake, and the file of its CA.
+fn identity(scratch: &Scratch, name: &str, hosts: &[&str]) -> Result<(CertificateFiles, PathBuf)> {
+    let dir = scratch.subdir(name)?;
+    let authority = Authority::new(name)?;
+    let names = [&["localhost", "127.0.0.1", name], hosts].concat();
+    Ok((authority.peer(&dir, name, &names)?, authority.file(&dir)?))
+}
+
+async fn accept<S: Service>(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<State<S>>) {
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
-        let state = state.clone();
-        let service = service_fn(move |request| answer(state.clone(), request));
+        let (state, tls) = (state.clone(), tls.clone());
         // Clients may go away at any time.
-        connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+        connections.spawn(async move {
+            let Some(tls) = tls else { return converse(stream, None, state).await };
+            if let Ok(stream) = tls.accept(stream).await {
+                let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                let client = shown.and_then(|leaf| Certificate::parse(leaf).ok());
+                let client = client.and_then(|leaf| leaf.identities().into_iter().next());
+                converse(stream, client, state).await;
+            }
+        });
         while connections.try_join_next().is_some() {}
     }
 }
 
+/// Serves one connection of a client until either goes away.
+async fn converse<S: Service>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    client: Option<String>,
+    state: Arc<State<S>>,
+) {
+    let service = service_fn(move |request| answer(state.clone(), client.clone(), request));
+    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
 async fn answer<S: Service>(
     state: Arc<State<S>>,
+    client: Option<String>,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, hyper::Error> {
     let (head, body) = request.into_parts();
@@ -300,6 +356,7 @@ async fn answer<S: Service>(
         query: head.uri.query().unwrap_or_default().to_owned(),
         headers: head.headers,
         body: body.collect().await?.to_bytes(),
+        client,
     };
     let answer = state.answer(&asked);
     let mut response = Response::new(Full::new(answer.body.into()));

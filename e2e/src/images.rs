@@ -5,12 +5,13 @@
 //! directory with the ready binary and the CA roots, so nothing is fetched and no program of
 //! another image runs.
 //!
-//! Refuses: a binary that an empty image cannot run, and CA roots that somebody has added to
-//! the building machine.
+//! Refuses: a binary that an empty image cannot run (one that must load libraries has what they need
+//! around it), and CA roots that somebody has added to the building machine.
 //!
 //! The one invariant: the same files in give the same bytes out. What could differ between two
 //! builds (times, modes, owners, order, names of directories) is fixed.
 
+mod base;
 mod buildah;
 mod oci;
 mod platform;
@@ -85,6 +86,9 @@ pub struct Image {
     pub digest: String,
     /// The size of the binary.
     pub binary_bytes: u64,
+    /// The size of what it needs around it, if it loads libraries.
+    #[serde(default)]
+    pub base_bytes: u64,
     /// The size of the image: its layers, as they are unpacked, and what describes them.
     pub image_bytes: u64,
     /// The OCI archive.
@@ -110,9 +114,9 @@ impl Options {
 }
 
 impl Image {
-    /// How much it has on top of its binary.
+    /// How much it has on top of its binary and what that needs.
     pub fn overhead(&self) -> u64 {
-        self.image_bytes.saturating_sub(self.binary_bytes)
+        self.image_bytes.saturating_sub(self.binary_bytes + self.base_bytes)
     }
 }
 
@@ -252,6 +256,10 @@ async fn one(
     ensure!(containerfile.is_file(), "there is no {}", containerfile.display());
     let files = scratch.path().join("files");
     let (platform, binary) = take_binary(options, &name, &files.join(&name)).await?;
+    let base = match binaries::dynamic()?.contains(&name) {
+        true => base::write(&files.join(base::FOLDER))?,
+        false => 0,
+    };
     let is_fips = is_fips(&files.join(&name))?;
     check_tag(&name, options.tag.as_deref(), is_fips, options.fips)?;
     let bom = Bom::ask_cargo(&name, platform, is_fips).await?;
@@ -280,6 +288,7 @@ async fn one(
         platform: platform.to_string(),
         digest: layout.digest,
         binary_bytes: binary,
+        base_bytes: base,
         image_bytes: layout.bytes,
         archive,
         sbom,
@@ -301,8 +310,10 @@ async fn take_binary(options: &Options, name: &str, to: &Path) -> Result<(Platfo
     let bytes = fs::copy(&from, to).with_context(at)?;
     let platform = Platform::of(to).with_context(at)?;
     if platform.is_little_endian() {
-        let is_static = Binary::read(to)?.is_static;
-        ensure!(is_static, "{} needs a loader, which an empty image has not", from.display());
+        let (is_static, loads) = (Binary::read(to)?.is_static, binaries::dynamic()?.contains(name));
+        let from = from.display();
+        ensure!(is_static || loads, "{from} needs a loader, which an empty image has not");
+        ensure!(!is_static || !loads, "{from} is static, and so cannot load a library");
     }
     Ok((platform, bytes))
 }

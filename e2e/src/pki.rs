@@ -9,12 +9,13 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
 };
-use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::WantsClientCert;
 use tokio_rustls::rustls::crypto::aws_lc_rs::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{ClientConfig, ConfigBuilder, RootCertStore};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// A certificate authority of one test, trusted by nobody else.
 pub struct Authority {
@@ -100,6 +101,22 @@ impl Authority {
         let key = PrivateKeyDer::from_pem_file(&files.key)?;
         let config = self.trusting()?.with_client_auth_cert(chain, key)?;
         Ok(TlsConnector::from(Arc::new(config)))
+    }
+
+    /// A TLS server with this certificate, to which clients may show certificates of this authority.
+    pub(crate) fn acceptor_of_clients(&self, files: &CertificateFiles) -> Result<TlsAcceptor> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.issuer.der().clone())?;
+        let provider = Arc::new(default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone())
+            .allow_unauthenticated()
+            .build()?;
+        let chain = CertificateDer::pem_file_iter(&files.certificate)?.collect::<Result<_, _>>()?;
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, PrivateKeyDer::from_pem_file(&files.key)?)?;
+        Ok(TlsAcceptor::from(Arc::new(config)))
     }
 
     fn trusting(&self) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>> {

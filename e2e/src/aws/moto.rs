@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 use hyper::Method;
 use serde_json::{Value, json};
 
-use crate::aws::KmsOwner;
-use crate::aws::python::Python;
+use crate::aws::{ACCOUNT, KmsOwner, REGION};
 use crate::http::HttpClient;
 use crate::ports::Port;
 use crate::process::{Process, Spec};
+use crate::python::{MOTO, Python};
 use crate::wait::PATIENCE;
 
 /// Closes moto's gaps and simulates what it lacks.
@@ -77,7 +77,7 @@ impl KmsFault {
 impl Moto {
     /// Starts one, its log in `dir`, and waits until it answers.
     pub async fn start(dir: &Path) -> Result<Self> {
-        let python = Python::with_moto().await?;
+        let python = Python::with(&MOTO).await?;
         let port = Port::free()?;
         let process = Spec::new("moto", python.program, dir.join("moto.log"))
             .args(["-B", LAUNCHER])
@@ -109,6 +109,13 @@ impl Moto {
     /// The process, to be paused and resumed. It keeps its keys in memory.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
+    }
+
+    /// Puts a key there that has been before, by its id and its material in hex, oldest first; tells
+    /// its ARN.
+    pub async fn restore_key(&self, id: &str, materials: &[String]) -> Result<String> {
+        self.control(json!({"restore": {"id": id, "materials": materials}})).await?;
+        Ok(format!("arn:aws:kms:{REGION}:{ACCOUNT}:key/{id}"))
     }
 
     /// From now on requests fail so, by the first fault that fits; none heals it.

@@ -69,10 +69,15 @@ impl Azure {
     /// Makes a key, or a new version of one; tells the version.
     pub fn make(&mut self, name: &str, kind: KeyKind) -> Result<String> {
         let version = random(16)?;
-        let made = vault::Version::new(kind)?;
-        let key = self.keys.entry(name.to_owned()).or_default();
-        key.versions.push((version.clone(), made));
+        self.restore(name, &version, kind)?;
         Ok(version)
+    }
+
+    /// Puts a version there that has been before.
+    pub fn restore(&mut self, name: &str, version: &str, kind: KeyKind) -> Result<()> {
+        let restored = (version.to_owned(), vault::Version::new(kind)?);
+        self.keys.entry(name.to_owned()).or_default().versions.push(restored);
+        Ok(())
     }
 
     /// A new version of an RSA key.

@@ -58,6 +58,11 @@ impl Gcp {
         name
     }
 
+    /// A key that has been elsewhere before, with the material of its versions, oldest first.
+    pub fn restore_key(&mut self, name: &str, materials: &[[u8; 32]]) {
+        self.keys.insert(name.to_owned(), Key::restored(materials));
+    }
+
     /// A key by its name.
     ///
     /// # Panics

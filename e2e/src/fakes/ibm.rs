@@ -41,6 +41,11 @@ impl KeyProtect {
         self.insert(instance, RootKey::new("kms", false))
     }
 
+    /// Puts a root key there that has been before, with the ids and the material of its versions.
+    pub fn restore(&mut self, instance: &str, id: &str, versions: &[(String, [u8; 32])]) {
+        self.insert(instance, RootKey::restored(id, versions));
+    }
+
     /// Makes a key that cannot wrap.
     pub fn create_standard(&mut self, instance: &str) -> String {
         self.insert(instance, RootKey::new("password", true))

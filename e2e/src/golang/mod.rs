@@ -115,6 +115,15 @@ pub const LOCAL_KMS: GoServer = GoServer {
     cost: "20 seconds the first time",
 };
 
+/// The KMIP server that the tests run, on OVHcloud's kmip-go.
+pub const KMIP: GoServer = GoServer {
+    name: "kmip",
+    version: "0.8.0",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/kmip"),
+    ldflags: "",
+    cost: "some seconds the first time",
+};
+
 /// Google's own client of Cloud KMS, by which the fake of that is proven.
 pub const GCP_CLIENT: GoServer = GoServer {
     name: "gcp-client",
@@ -129,6 +138,15 @@ pub const KEYPROTECT_CLIENT: GoServer = GoServer {
     name: "keyprotect-client",
     version: "0.15.1",
     wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/keyprotect-client"),
+    ldflags: "",
+    cost: "some seconds the first time",
+};
+
+/// OVHcloud's own client of OKMS, for the proof of our fake of that.
+pub const OKMS_CLIENT: GoServer = GoServer {
+    name: "okms-client",
+    version: "0.5.1",
+    wrapper: concat!(env!("CARGO_MANIFEST_DIR"), "/go/okms-client"),
     ldflags: "",
     cost: "some seconds the first time",
 };

@@ -14,11 +14,14 @@ use crate::fakes::ibm::{KeyProtect, READER};
 use crate::fakes::{Fake, azure};
 use crate::gateway::Fault;
 use crate::gcp::{self, GcpBackend, GcpPlugin};
+use crate::kmip::KmipServer;
 use crate::local::LocalPlugin;
+use crate::okms::{self, OkmsBackend};
 use crate::openbao::OpenBao;
 use crate::process::Spec;
 use crate::scratch::Scratch;
 use crate::sidecar::Sidecar;
+use crate::softhsm::{self, SoftHsm};
 use crate::vault::VaultPlugin;
 
 /// Starts the KMS of every vendor, by the name of its folder under `providers/`. A new vendor
@@ -33,6 +36,9 @@ pub async fn every(scratch: &Scratch) -> Result<Vec<(&'static str, Box<dyn Kms>)
         ("vault", Box::new(Vault::start(scratch).await?)),
         ("gcp", Box::new(Gcp(GcpBackend::start(scratch).await?))),
         ("ibmcloud", Box::new(IbmCloud::start(scratch).await?)),
+        ("kmip", Box::new(Kmip::start(scratch).await?)),
+        ("okms", Box::new(Okms(OkmsBackend::start(scratch, "etcd").await?))),
+        ("pkcs11", Box::new(Pkcs11::start(scratch).await?)),
     ])
 }
 
@@ -279,5 +285,92 @@ impl Kms for IbmCloud {
     fn end(&mut self) -> Result<()> {
         self.fake.gateway().inject(Fault::Cut);
         Ok(())
+    }
+}
+
+/// A KMIP server with one key, which is followed by its name.
+struct Kmip(KmipServer);
+
+impl Kmip {
+    async fn start(scratch: &Scratch) -> Result<Self> {
+        let server = KmipServer::start(scratch, "kmip-server").await?;
+        server.create("etcd", json!({})).await?;
+        Ok(Self(server))
+    }
+}
+
+#[async_trait(?Send)]
+impl Kms for Kmip {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let dir = scratch.subdir(name)?;
+        let endpoint = format!("unix://{}", dir.join("kms.sock").display());
+        let kek = json!({"name": "etcd"});
+        let mut key = json!({"id": 1, "type": "kmip", "listen": endpoint, "kek": kek});
+        self.0.identities().fill(&mut key, &[self.0.address()]);
+        let document = json!({"admin": "127.0.0.1:0", "keys": [key]});
+        let config = dir.join("config.yaml");
+        fs::write(&config, document.to_string())?;
+        let program = binaries::path_async("sidekey-kmip").await?;
+        let spec = Spec::new(format!("sidekey-kmip {name}"), program, dir.join("plugin.log"));
+        let mut sidecar = Sidecar::start(spec.arg("--config").arg(config)).await?;
+        sidecar.wait_ready().await?;
+        Ok(Provider { endpoint, sidecar: Box::new(Box::new(sidecar)) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.0.process().kill()
+    }
+}
+
+/// A fake OKMS over mutual TLS, with a key that is found by its label.
+struct Okms(OkmsBackend);
+
+#[async_trait(?Send)]
+impl Kms for Okms {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let dir = scratch.subdir(name)?;
+        let endpoint = format!("unix://{}", dir.join("kms.sock").display());
+        let key = self.0.document(1, &self.0.labelled("etcd"), &endpoint);
+        let program = binaries::path_async(okms::PROGRAM).await?;
+        let mut sidecar = okms::spawn(&program, &dir, &json!({"keys": [key]})).await?;
+        sidecar.wait_ready().await?;
+        Ok(Provider { endpoint, sidecar: Box::new(Box::new(sidecar)) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.0.fake.gateway().inject(Fault::Cut);
+        Ok(())
+    }
+}
+
+/// A token of SoftHSM with an AES key.
+struct Pkcs11(SoftHsm);
+
+impl Pkcs11 {
+    async fn start(scratch: &Scratch) -> Result<Self> {
+        let hsm = SoftHsm::start(scratch, "softhsm").await?;
+        hsm.make_aes("etcd", "01", 32).await?;
+        Ok(Self(hsm))
+    }
+}
+
+#[async_trait(?Send)]
+impl Kms for Pkcs11 {
+    async fn provider(&self, scratch: &Scratch, name: &str) -> Result<Provider> {
+        let dir = scratch.subdir(name)?;
+        let endpoint = format!("unix://{}", dir.join("kms.sock").display());
+        let config = dir.join("config.yaml");
+        let entry = self.0.entry(1, "etcd", &endpoint);
+        fs::write(&config, json!({"admin": "127.0.0.1:0", "keys": [entry]}).to_string())?;
+        let program = binaries::path_async(softhsm::PROGRAM).await?;
+        let spec = Spec::new(format!("sidekey-pkcs11 {name}"), program, dir.join("plugin.log"));
+        let spec = spec.env(softhsm::CONF, self.0.conf());
+        let mut sidecar = Sidecar::start(spec.arg("--config").arg(config)).await?;
+        sidecar.wait_ready().await?;
+        Ok(Provider { endpoint, sidecar: Box::new(Box::new(sidecar)) })
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.0.unplug()
     }
 }

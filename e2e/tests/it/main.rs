@@ -14,6 +14,7 @@ mod light {
     mod cli_publish_dir;
     mod configuration;
     mod harness;
+    mod okms_rotation;
     mod programs;
     mod proxy;
     mod shim_conformance;
@@ -60,6 +61,7 @@ mod full {
         mod azure_clients;
         mod gcp_client;
         mod ibm_backend;
+        mod okms_client;
     }
 
     mod plane {

@@ -1,5 +1,5 @@
-//! Every provider's tests run the conformance suite. It is read as the compiler reads it, so that
-//! no comment, string, condition or attribute can pretend it.
+//! Every provider's tests run the conformance suite and read the whole corpus. They are read as the
+//! compiler reads them, so that no comment, string, condition or attribute can pretend it.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
@@ -8,6 +8,7 @@ use crate::metadata::Metadata;
 use crate::{assert_none, metadata};
 
 const SUITE: &str = "assert_conforms";
+pub(crate) const CORPUS: &str = "assert_reads_corpus";
 
 /// What could keep a test, or its end, from being run.
 const EVASIONS: &[&str] = &["return", "exit", "catch_unwind", "macro_rules", "include"];
@@ -28,22 +29,27 @@ fn every_provider_runs_the_conformance_suite() {
             continue;
         }
         let text = std::fs::read_to_string(root().join(&file)).unwrap_or_default();
-        let seen = text.parse().map_err(|error| format!("{error}")).and_then(runs_the_suite);
+        // What does not exist has stored nothing.
+        let stored = (name != "example").then_some(name.as_str());
+        let judge = |file| runs_the_suite(file, stored);
+        let seen = text.parse().map_err(|error| format!("{error}")).and_then(judge);
         wrong.extend(seen.err().map(|problem| format!("{file}: {problem}")));
     }
-    assert_none("every provider's tests run sidekey_conformance::assert_conforms", &wrong);
+    assert_none("every provider's tests run sidekey_conformance's suite and its corpus", &wrong);
 }
 
-/// Whether every test of that file ends by running the suite.
-fn runs_the_suite(file: TokenStream) -> Result<(), String> {
+/// Whether every test of that file ends by running the suite, or by reading what `stored` had
+/// written, and both are there.
+fn runs_the_suite(file: TokenStream, stored: Option<&str>) -> Result<(), String> {
     let file: Vec<TokenTree> = file.into_iter().collect();
-    if !imports(&file) {
-        return Err(format!("{SUITE} is not sidekey_conformance's"));
+    let needed = || std::iter::once(SUITE).chain(stored.map(|_| CORPUS));
+    if let Some(name) = needed().find(|name| !imports(&file, name)) {
+        return Err(format!("{name} is not sidekey_conformance's"));
     }
     if let Some(evasion) = EVASIONS.iter().find(|word| has(&file, word)) {
         return Err(format!("{evasion} could leave the suite out"));
     }
-    let (mut tests, mut attributes) = (0, Vec::new());
+    let (mut ends, mut attributes) = (Vec::new(), Vec::new());
     for (at, token) in file.iter().enumerate() {
         match token {
             TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket => {
@@ -52,11 +58,12 @@ fn runs_the_suite(file: TokenStream) -> Result<(), String> {
             TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
                 let is_test =
                     attributes.iter().any(|path| path.last().is_some_and(|w| w == "test"));
-                if is_test && !ends_with_the_suite(group.stream()) {
+                if is_test {
                     let name = file[..at].iter().rev().find_map(ident).unwrap_or_default();
-                    return Err(format!("the test {name} does not end with {SUITE}(…).await"));
+                    let end = last_statement(group.stream(), stored);
+                    let none = || format!("the test {name} does not end with {SUITE}(…).await");
+                    ends.push(end.ok_or_else(none)?);
                 }
-                tests += usize::from(is_test);
                 attributes.clear();
             }
             _ => {}
@@ -66,11 +73,14 @@ fn runs_the_suite(file: TokenStream) -> Result<(), String> {
             return Err(format!("{switch} could leave the suite out"));
         }
     }
-    if tests == 0 { Err("it has no test".to_owned()) } else { Ok(()) }
+    match needed().find(|name| !ends.contains(name)) {
+        Some(name) => Err(format!("it has no test that ends with {name}(…).await")),
+        None => Ok(()),
+    }
 }
 
 /// `use sidekey_conformance::…` names it, and nothing else does.
-fn imports(file: &[TokenTree]) -> bool {
+fn imports(file: &[TokenTree], name: &str) -> bool {
     let word = |token: &TokenTree| ident(token).unwrap_or_default();
     let begins =
         |two: &[TokenTree]| word(&two[0]) == "use" && word(&two[1]) == "sidekey_conformance";
@@ -79,25 +89,30 @@ fn imports(file: &[TokenTree]) -> bool {
         file[at..].iter().take_while(|token| token.to_string() != ";").cloned().collect();
     let renamed = has(&import, "as");
     let others = [&file[..at], &file[at + import.len()..]];
-    let redefined = others.iter().any(|part| defines(part));
-    has(&import, SUITE) && !renamed && !redefined
+    let redefined = others.iter().any(|part| defines(part, name));
+    has(&import, name) && !renamed && !redefined
 }
 
 /// Whether something else gets that name.
-fn defines(tokens: &[TokenTree]) -> bool {
+fn defines(tokens: &[TokenTree], name: &str) -> bool {
     let words: Vec<String> = flat(tokens);
-    words.windows(2).any(|two| two[1] == SUITE && ["fn", "as", "let", "mod"].contains(&&*two[0]))
+    words.windows(2).any(|two| two[1] == name && ["fn", "as", "let", "mod"].contains(&&*two[0]))
 }
 
-/// The last statement of a body is the suite, awaited.
-fn ends_with_the_suite(body: TokenStream) -> bool {
+/// The one of the two that is awaited in the last statement of a body.
+fn last_statement(body: TokenStream, stored: Option<&str>) -> Option<&'static str> {
     let body: Vec<TokenTree> = body.into_iter().collect();
-    let [.., before, suite, TokenTree::Group(arguments), dot, awaits, end] = body.as_slice() else {
-        return false;
+    let [.., before, called, TokenTree::Group(arguments), dot, awaits, end] = body.as_slice()
+    else {
+        return None;
     };
-    arguments.delimiter() == Delimiter::Parenthesis
-        && [before, suite, dot, awaits, end].map(ToString::to_string)
-            == [";", SUITE, ".", "await", ";"]
+    let called = called.to_string();
+    let called = [SUITE, CORPUS].into_iter().find(|name| *name == called)?;
+    let rest = [before, dot, awaits, end].map(ToString::to_string) == [";", ".", "await", ";"];
+    let mut first = arguments.stream().into_iter().map(|token| token.to_string());
+    let whose = first.next().zip(stored).is_some_and(|(first, name)| first == format!("{name:?}"));
+    let calls = arguments.delimiter() == Delimiter::Parenthesis && rest;
+    (calls && (called == SUITE || whose)).then_some(called)
 }
 
 fn ident(token: &TokenTree) -> Option<String> {
@@ -134,7 +149,10 @@ fn whoever_only_pretends_to_run_the_suite_is_found() {
         #[tokio::test(flavor = \"multi_thread\")]
         async fn conforms() { let plugin = start().await; assert_conforms(&plugin).await; }
         fn helper() {}";
-    let judge = |text: &str| text.parse().map_err(|_| String::new()).and_then(runs_the_suite);
+    let judge = |text: &str| {
+        let judge = |file| runs_the_suite(file, None);
+        text.parse().map_err(|_| String::new()).and_then(judge)
+    };
     assert_eq!(judge(HONEST), Ok(()));
     let suite = "assert_conforms(&plugin).await;";
     for (what, instead) in [
@@ -159,5 +177,32 @@ fn whoever_only_pretends_to_run_the_suite_is_found() {
         let lie = HONEST.replace(what, instead);
         assert_ne!(lie, HONEST);
         assert!(judge(&lie).is_err(), "this passes for a test of conformance:{lie}");
+    }
+}
+
+#[test]
+fn whoever_only_pretends_to_read_the_corpus_is_found() {
+    const HONEST: &str = "
+        use sidekey_conformance::{assert_conforms, assert_reads_corpus};
+        #[test]
+        async fn conforms() { let plugin = start().await; assert_conforms(&plugin).await; }
+        #[test]
+        async fn reads() { let start = start(); assert_reads_corpus(\"local\", start).await; }";
+    let judge = |text: &str| runs_the_suite(text.parse().unwrap(), Some("local"));
+    assert_eq!(judge(HONEST), Ok(()));
+    for (what, instead) in [
+        ("assert_reads_corpus(\"local\", start)", "assert_conforms(&start)"),
+        ("\"local\"", "\"aws\""),
+        ("\"local\", start", "local(), start"),
+        ("assert_reads_corpus(\"local\", start).await;", "start.await;"),
+        (
+            "let plugin = start().await; assert_conforms(&plugin)",
+            "let p = 1; assert_reads_corpus(\"local\", p)",
+        ),
+        ("{assert_conforms, assert_reads_corpus}", "assert_conforms"),
+    ] {
+        let lie = HONEST.replace(what, instead);
+        assert_ne!(lie, HONEST);
+        assert!(judge(&lie).is_err(), "this passes for a test that reads the corpus:{lie}");
     }
 }

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod conformance;
+mod corpus;
 mod crates;
 mod guide;
 mod layout;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use sidekey_verify::{BIN_DIR, IMAGE_DIR};
+use sidekey_verify::{BIN_DIR, FUZZ, IMAGE_DIR, link_dynamically};
 
 use crate::outcome::{Counting, Outcome};
 use crate::runner::{Runner, Step};
@@ -37,6 +37,9 @@ pub(crate) const TEST_LIMIT: Duration = Duration::from_secs(25 * 60);
 
 /// The same for tests that share a process.
 const GROUP_LIMIT: Duration = Duration::from_secs(45 * 60);
+
+/// For how long each test of a parser makes up input with `--all`.
+const FUZZ_SECONDS: &str = "30";
 
 /// CPU time that a provider's own tests may take in the first tier: with nine of them, more would
 /// crowd out what all of them share.
@@ -268,6 +271,12 @@ impl Stages<'_> {
             let mut command = cargo();
             command.args(["build", "--locked", "--release", "--bins", "--package", &member.name]);
             command.arg("--message-format=json-render-diagnostics");
+            if member.is_dynamic() {
+                // What prepares finds it there by itself.
+                link_dynamically(&mut command);
+                self.step(&release_step(&member.name), command, false).await?;
+                continue;
+            }
             let output = self.step(&release_step(&member.name), command, true).await?;
             let built = artifacts(&output).next().and_then(|artifact| artifact.executable);
             directory = built.and_then(|path| Some(path.parent()?.to_owned())).or(directory);
@@ -348,6 +357,9 @@ impl Stages<'_> {
         if test.is_end_to_end || self.all {
             let place = self.prepared();
             command.env(BIN_DIR, place.join("bin")).env(IMAGE_DIR, place.join("images"));
+        }
+        if self.all {
+            command.env(FUZZ, FUZZ_SECONDS);
         }
         let limit = if test.is_group() { GROUP_LIMIT } else { TEST_LIMIT };
         Step { name, command, counting: Counting::Libtest, capture: false, limit }

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use sidekey_verify::BIN_DIR;
+use sidekey_verify::{BIN_DIR, link_dynamically};
 
 use crate::outcome::Counting;
 use crate::runner::Step;
@@ -52,18 +52,28 @@ impl Stages<'_> {
             return false;
         }
         let mut build = fips_cargo("build");
+        let mut builds = Vec::new();
         for provider in self.workspace.providers() {
-            build.args(["--bin", &provider.name]);
+            if provider.is_dynamic() {
+                let mut alone = cargo();
+                alone.args(["build", "--locked", "--features", "fips"]);
+                alone.args(["--bins", "--package", &provider.name]);
+                link_dynamically(&mut alone);
+                builds.push((format!("{FIPS} build of {}", provider.name), alone));
+            } else {
+                build.args(["--bin", &provider.name]);
+            }
         }
         // With a test among the targets crates have the features of the tests' build, and what knows
         // nothing of cryptography need not be compiled again.
         build.args(["--bin", "sidekey-shim", "--test", "usage"]);
-        build.arg("--message-format=json-render-diagnostics");
-        let Some(output) = self.step(&format!("{FIPS} build"), build, true).await else {
-            return true;
-        };
-        for artifact in artifacts(&output).filter(|artifact| !artifact.profile.test) {
-            artifact.executable.and_then(|path| self.keep(&path, BINARIES));
+        builds.push((format!("{FIPS} build"), build));
+        for (name, mut build) in builds {
+            build.arg("--message-format=json-render-diagnostics");
+            let Some(output) = self.step(&name, build, true).await else { return true };
+            for artifact in artifacts(&output).filter(|artifact| !artifact.profile.test) {
+                artifact.executable.and_then(|path| self.keep(&path, BINARIES));
+            }
         }
         let mut tests = fips_cargo("test");
         tests.args(["--lib", "fips"]);

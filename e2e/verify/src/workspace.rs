@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
+use serde_json::Value;
 
 /// Where the programs are that no user gets.
 const DEVELOPERS: [&str; 2] = ["e2e", "providers/example"];
@@ -32,6 +33,8 @@ pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) manifest_path: PathBuf,
     rust_version: Option<String>,
+    #[serde(default)]
+    metadata: Value,
     targets: Vec<Target>,
     dependencies: Vec<Dependency>,
 }
@@ -98,6 +101,11 @@ impl Member {
         self.dependencies.iter().any(|dependency| dependency.name == HARNESS)
     }
 
+    /// Whether its programs load libraries, and so are built in a directory of their own.
+    pub(crate) fn is_dynamic(&self) -> bool {
+        sidekey_verify::is_dynamic(&self.metadata)
+    }
+
     /// Where its tests run.
     pub(crate) fn folder(&self) -> &Path {
         self.manifest_path.parent().unwrap_or(&self.manifest_path)
@@ -151,6 +159,8 @@ mod tests {
             assert!(others.contains(&name), "{others:?}");
         }
         assert_eq!(names.len() + others.len(), workspace.members.len());
+        let dynamic = workspace.members.iter().filter(|member| member.is_dynamic());
+        assert_eq!(dynamic.map(|member| &*member.name).collect::<Vec<_>>(), ["sidekey-pkcs11"]);
         let core = workspace.root.join("providers/core");
         let found = workspace.member(&core.join("Cargo.toml")).unwrap();
         assert_eq!((found.name.as_str(), found.folder()), ("sidekey-core", core.as_path()));

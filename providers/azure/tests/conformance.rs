@@ -1,5 +1,5 @@
 //! The real binary against the whole conformance suite, on a fake of Azure, or on a real vault if
-//! `SIDEKEY_TEST_AZURE` and what a login needs are set.
+//! `SIDEKEY_TEST_AZURE` and what a login needs are set; and against the corpus.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(dead_code, reason = "the support is shared by several test files")]
 
@@ -10,10 +10,13 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use serde::Deserialize;
 use serde_json::{Value, json};
-use sidekey_conformance::{Hook, Launched, Plugin, assert_conforms, program};
+use sidekey_conformance::{
+    CorpusKey, Hook, Launched, Plugin, assert_conforms, assert_reads_corpus, program,
+};
 use sidekey_e2e::fakes::azure::KeyKind;
-use support::{HSM, Stage, VAULT, binary, quick};
+use support::{HSM, KEY, Stage, VAULT, binary, quick};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sidekey_azure_conforms_to_kms_v2_with_an_rsa_key() {
@@ -31,6 +34,48 @@ async fn sidekey_azure_conforms_to_kms_v2_with_an_rsa_key() {
 async fn sidekey_azure_conforms_to_kms_v2_with_an_aes_key_of_a_managed_hsm() {
     let plugin = plugin(Stage::with("conformance-hsm", HSM, KeyKind::Aes).await).await;
     assert_conforms(&plugin).await;
+}
+
+/// A key of the corpus.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    version: String,
+    material: Material,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Material {
+    /// The fake's own RSA key of so many bits.
+    Rsa(usize),
+    /// The AES key of a Managed HSM.
+    Aes([u8; 32]),
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_azure_reads_what_was_stored_once() {
+    let start = async |key: &CorpusKey| {
+        let State { version, material } = key.state();
+        let (host, kind, forms) = match material {
+            Material::Rsa(bits) => (VAULT, KeyKind::Rsa(bits), &["sidekey", "text", "binary"][..]),
+            Material::Aes(key) => (HSM, KeyKind::KnownAes(key), &["sidekey"][..]),
+        };
+        let stage = Stage::with(key.name(), host, kind).await;
+        stage.fake.service().restore(KEY, &version, kind).unwrap();
+        let (mut keys, mut plugins) = (Vec::new(), Vec::new());
+        for (id, form) in (1..).zip(forms) {
+            let mut key = stage.key(id, &stage.by_secret());
+            key["kek"]["version"] = json!(version);
+            key["settings"]["format"] = json!(form);
+            keys.push(key);
+            plugins.push((*form, stage.endpoint(id).parse().unwrap()));
+        }
+        let (config, document) = (stage.path("azure.yaml"), quick(&keys));
+        let launched = launched(&config, &document, &stage.endpoint(1)).await;
+        (plugins, (launched, stage))
+    };
+    assert_reads_corpus("azure", start).await;
 }
 
 /// A key of a real vault, by its URL, `https://VAULT/keys/NAME`.

@@ -11,12 +11,17 @@
 //! with the reason, and never as passed. It asks for nothing that kube-apiserver does
 //! not need or that would not hurt it: error codes, for one, are left to the plugin.
 //!
+//! Beside the suite it keeps the corpus: data that was stored once, in every form that a provider
+//! reads, with the keys that open it. A provider that stops reading some of it fails
+//! [`assert_reads_corpus`].
+//!
 //! The one invariant: each check judges one promise. A plugin that breaks just one
 //! promise fails just one check, and the tests of this crate prove that for each of
 //! them with a deliberately broken plugin.
 
 mod check;
 mod checks;
+mod corpus;
 mod hook;
 mod launch;
 mod options;
@@ -29,6 +34,7 @@ mod session;
 mod trial;
 
 pub use check::{Check, Need, checks};
+pub use corpus::{CorpusKey, assert_reads_corpus};
 pub use hook::Hook;
 pub use launch::{LaunchError, Launched, program, wait_until_healthy};
 pub use options::{Options, Selection, UnknownCheck};

@@ -107,6 +107,7 @@ fn reply(service: &mut service::Gcp, seen: &Seen) -> Reply {
         query: query.to_owned(),
         headers: seen.headers.clone(),
         body: seen.body.clone(),
+        client: None,
     };
     let answer = match service.operation(&asked) {
         Some(operation) => service.answer(operation, &asked),

@@ -1,5 +1,5 @@
 //! The real binary against the whole conformance suite, on a fake of Cloud KMS or on a service that
-//! is given from outside (`SIDEKEY_TEST_GCP`).
+//! is given from outside (`SIDEKEY_TEST_GCP`); and against the corpus.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(dead_code, reason = "the support is shared by several test files")]
 
@@ -8,8 +8,11 @@ mod support;
 use std::process::Command;
 use std::sync::Arc;
 
+use serde::Deserialize;
 use serde_json::json;
-use sidekey_conformance::{Hook, Launched, assert_conforms, program};
+use sidekey_conformance::{
+    CorpusKey, Hook, Launched, assert_conforms, assert_reads_corpus, program,
+};
 use support::{Stage, binary, quick};
 
 /// The key of a service from outside.
@@ -55,4 +58,43 @@ async fn sidekey_gcp_conforms_to_kms_v2() {
         plugin
     };
     assert_conforms(&plugin).await;
+}
+
+/// A key of the corpus.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    key: String,
+    /// Of its versions, oldest first.
+    materials: Vec<[u8; 32]>,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_gcp_reads_what_was_stored_once() {
+    let start = async |key: &CorpusKey| {
+        let State { key, materials } = key.state();
+        let stage = Stage::new("corpus").await;
+        stage.fake().service().restore_key(&key, &materials);
+        let (mut keys, mut plugins) = (Vec::new(), Vec::new());
+        let forms = [
+            ("sidekey", None),
+            ("plugin", Some(json!({}))),
+            ("plugin-suffix", Some(json!({"keySuffix": "2"}))),
+        ];
+        for (id, (form, format)) in (1..).zip(forms) {
+            let mut entry = stage.key(id, &key);
+            if let Some(format) = format {
+                entry["settings"]["pluginFormat"] = format;
+            }
+            keys.push(entry);
+            plugins.push((form, stage.endpoint(id).parse().unwrap()));
+        }
+        let config = stage.path("gcp.yaml");
+        std::fs::write(&config, quick(&keys).to_string()).unwrap();
+        let mut serve = Command::new(program(binary()));
+        serve.arg("--config").arg(&config);
+        let launched = Launched::start(serve, stage.endpoint(1).parse().unwrap()).await.unwrap();
+        (plugins, (launched, stage))
+    };
+    assert_reads_corpus("gcp", start).await;
 }

@@ -1,5 +1,5 @@
 //! The real binary on a fake Key Protect against the whole conformance suite, or on the real one if
-//! `SIDEKEY_TEST_IBM` and what a login needs are set.
+//! `SIDEKEY_TEST_IBM` and what a login needs are set; and against the corpus.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(dead_code, reason = "the support is shared by several test files")]
 
@@ -9,8 +9,12 @@ use std::convert::Infallible;
 use std::process::Command;
 use std::sync::Arc;
 
+use serde::Deserialize;
 use serde_json::{Value, json};
-use sidekey_conformance::{Hook, Launched, assert_conforms, program};
+use sidekey_conformance::{
+    CorpusKey, Hook, Launched, assert_conforms, assert_reads_corpus, program,
+};
+use sidekey_core::Endpoint;
 use support::{Stage, binary, quick};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -42,6 +46,34 @@ async fn sidekey_ibmcloud_conforms_to_kms_v2() {
         plugin.with_rotate(rotate).with_backend_calls(calls)
     };
     assert_conforms(&plugin).await;
+}
+
+/// A key of the corpus.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    instance: String,
+    key: String,
+    /// Ids and material, oldest first.
+    versions: Vec<(String, [u8; 32])>,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_ibmcloud_reads_what_was_stored_once() {
+    let start = async |key: &CorpusKey| {
+        let State { instance, key, versions } = key.state();
+        let mut stage = Stage::new("corpus").await;
+        stage.fake.service().restore(&instance, &key, &versions);
+        stage.instance = instance;
+        let config = stage.path("ibmcloud.yaml");
+        std::fs::write(&config, quick(&[stage.entry(1, &key)]).to_string()).unwrap();
+        let mut serve = Command::new(program(binary().to_str().unwrap()));
+        serve.arg("--config").arg(&config);
+        let endpoint: Endpoint = stage.endpoint(1).parse().unwrap();
+        let launched = Launched::start(serve, endpoint.clone()).await.unwrap();
+        (vec![("sidekey", endpoint)], (launched, stage))
+    };
+    assert_reads_corpus("ibmcloud", start).await;
 }
 
 /// A key of a real instance, or of another imitation of it.

@@ -5,7 +5,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 
-use sidekey_conformance::{Hook, Launched, assert_conforms, program};
+use serde_json::Value;
+use sidekey_conformance::{
+    CorpusKey, Hook, Launched, assert_conforms, assert_reads_corpus, program,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sidekey_local_conforms_to_kms_v2() {
@@ -27,6 +30,21 @@ async fn sidekey_local_conforms_to_kms_v2() {
         .with_rotate(Hook::command(rotate))
         .with_backend_calls(move || std::future::ready(backend_calls(&counted.log())));
     assert_conforms(&plugin).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidekey_local_reads_what_was_stored_once() {
+    let start = async |key: &CorpusKey| {
+        let directory = tempfile::tempdir().unwrap();
+        let (socket, file) = (directory.path().join("kms.sock"), directory.path().join("key"));
+        std::fs::write(&file, key.state::<Value>().to_string()).unwrap();
+        let endpoint = format!("unix://{}", socket.display());
+        let mut serve = Command::new(program(env!("CARGO_BIN_EXE_sidekey-local")));
+        serve.args(["--listen", &endpoint, "--admin", "127.0.0.1:0", "--key-file"]).arg(&file);
+        let launched = Launched::start(serve, endpoint.parse().unwrap()).await.unwrap();
+        (vec![("sidekey", endpoint.parse().unwrap())], (launched, directory))
+    };
+    assert_reads_corpus("local", start).await;
 }
 
 /// The calls that the provider itself counts, read from the admin address in its newest log.

@@ -11,7 +11,7 @@
 //! had gone stale is sent once more, on a new one. What must be sent [`once`](Request::once) is
 //! never sent again, and goes over a new connection from the start.
 
-mod exchange;
+pub(crate) mod exchange;
 mod proxy;
 
 use std::future::Future;

@@ -5,6 +5,7 @@
 //!
 //! - [`Http`]: a pooled client, proxies, bounded answers, one deadline for each call;
 //! - [`Servers`]: several servers of one cluster, asked as if they were one;
+//! - [`stream`]: connections for what is no HTTP;
 //! - [`Lease`]: tokens, sessions and credentials that are renewed in time; [`oauth`]: their forms;
 //! - [`codes`]: what a vendor's codes mean; [`dropin`]: the flags of the plugin that is replaced;
 //! - [`naming`]: key_ids; [`Trust`], [`Address`], [`Clock`], [`Learner`], [`files`], [`json`], [`Shared`],
@@ -46,6 +47,7 @@ pub mod oauth;
 mod sdk;
 pub mod servers;
 mod shared;
+pub mod stream;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod tls;

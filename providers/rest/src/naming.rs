@@ -1,9 +1,9 @@
-//! key_ids of the form `vendor/<scope>/<version>`.
+//! key_ids of the form `vendor/<scope>/<version>`, and names that are looked up.
 //!
 //! The scope is a hash over what makes the KEK just that one (tenant, key ring, name, time of
 //! creation), in full: key_ids are public, such names need not be. The version is the vendor's own.
 
-use sidekey_core::{Error, KeyId, hex, sha256};
+use sidekey_core::{Error, KeyId, Kind, hex, sha256};
 
 /// As much of the hash as tells any two keys apart.
 const SCOPE: usize = 16;
@@ -25,6 +25,20 @@ pub fn scope(parts: &[&str]) -> String {
         text.extend_from_slice(part.as_bytes());
     }
     hex(&sha256(&text)[..SCOPE])
+}
+
+/// The one active key that has a name, or a label, of those that were found.
+pub fn only(name: &str, mut found: Vec<String>) -> Result<String, Error> {
+    match (found.pop(), found.len()) {
+        (Some(id), 0) => Ok(id),
+        // While a name goes from one key to another it may be that of none or of both.
+        (last, others) => {
+            let count = others + usize::from(last.is_some());
+            let text = format!("{count} active keys are found by the name {name:?}, and not one");
+            let hint = "give it to just one active key, which our credentials may find";
+            Err(Error::new(Kind::Unavailable, text).with_hint(hint))
+        }
+    }
 }
 
 impl Version {
@@ -67,6 +81,17 @@ mod tests {
             &good[..good.len() - 4],
         ] {
             assert_eq!(Version::parse("azure", bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_that_of_one_key_or_of_none_that_is_taken() {
+        let of = |ids: &[&str]| only("etcd", ids.iter().map(|&id| id.to_owned()).collect());
+        assert_eq!(of(&["a"]).ok().as_deref(), Some("a"));
+        for (ids, count) in [(&[][..], "0 active"), (&["a", "b"], "2 active")] {
+            let error = of(ids).unwrap_err();
+            assert_eq!(error.kind(), Kind::Unavailable);
+            assert!(error.report().contains(count), "{}", error.report());
         }
     }
 

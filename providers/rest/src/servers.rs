@@ -5,6 +5,7 @@
 //! deadline. Which answers are of that kind, and where a redirect may lead, is for the vendor to
 //! say: see [`Verdict`]. What must be sent once goes to one server.
 
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -36,6 +37,14 @@ pub type Judge = dyn Fn(&Address, &Request, &Answer) -> Verdict + Send + Sync;
 pub struct Servers {
     inner: Arc<Inner>,
     stack: Bounded<(Request, Instant)>,
+}
+
+/// Servers that are asked one after the other, within one deadline.
+pub struct Turns {
+    left: u32,
+    patience: Duration,
+    deadline: Instant,
+    failure: Option<Error>,
 }
 
 struct Inner {
@@ -82,42 +91,62 @@ impl Servers {
     }
 }
 
+impl Turns {
+    /// Each of so many servers waits for at most `patience`; the last one has all the time that is
+    /// left.
+    pub fn new(count: usize, patience: Duration, deadline: Instant) -> Self {
+        Self { left: u32::try_from(count).unwrap_or(u32::MAX), patience, deadline, failure: None }
+    }
+
+    /// The answer of the next server, if it has one.
+    pub async fn take<T>(
+        &mut self,
+        server: &impl fmt::Display,
+        asking: impl Future<Output = Result<T, Error>>,
+    ) -> Option<T> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        self.left = self.left.saturating_sub(1);
+        let limit = match self.left {
+            0 => left,
+            // Those that come after it must have their turn within the caller's time.
+            others => self.patience.min(left / others.saturating_add(1)),
+        };
+        let late = |_| Err(Error::new(Kind::Timeout, format!("{server}: no answer in time")));
+        let error = match timeout(limit, asking).await.unwrap_or_else(late) {
+            Ok(answer) => return Some(answer),
+            Err(error) => error,
+        };
+        if self.left > 0 {
+            tracing::debug!(%server, error = %error.report(), "asking the next server");
+        }
+        self.failure = Some(worse(self.failure.take(), error));
+        None
+    }
+
+    /// What is to be said if none of them has answered.
+    pub fn failure(self) -> Error {
+        self.failure.unwrap_or_else(|| Error::new(Kind::Config, "no address is set"))
+    }
+}
+
 impl Inner {
-    /// The last one gets all the time that is left.
     async fn ask(&self, request: &Request, deadline: Instant) -> Result<Answer, Error> {
         let mut candidates = self.candidates();
         if request.once {
             candidates.truncate(1);
         }
-        let last = candidates.len().saturating_sub(1);
-        let mut failure = None;
-        for (turn, (index, address)) in candidates.into_iter().enumerate() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let limit = match u32::try_from(last - turn).unwrap_or(u32::MAX) {
-                0 => left,
-                // Those that come after it must have their turn within the caller's time.
-                others => self.request.min(left / others.saturating_add(1)),
-            };
-            let asked = timeout(limit, self.ask_one(&address, request)).await;
-            let late = |_| Err(Error::new(Kind::Timeout, format!("{address}: no answer in time")));
-            match asked.unwrap_or_else(late) {
-                Ok(answer) => {
-                    if let Some(index) = index {
-                        self.preferred.store(index, Ordering::Relaxed);
-                    }
-                    return Ok(answer);
+        let mut turns = Turns::new(candidates.len(), self.request, deadline);
+        for (index, address) in candidates {
+            if let Some(answer) = turns.take(&address, self.ask_one(&address, request)).await {
+                if let Some(index) = index {
+                    self.preferred.store(index, Ordering::Relaxed);
                 }
-                Err(error) => {
-                    // Whoever a standby sent us to is as lost as the standby.
-                    *self.active() = None;
-                    if turn != last {
-                        tracing::debug!(server = %address, error = %error.report(), "asking the next server");
-                    }
-                    failure = Some(worse(failure, error));
-                }
+                return Ok(answer);
             }
+            // Whoever a standby sent us to is as lost as the standby.
+            *self.active() = None;
         }
-        Err(failure.unwrap_or_else(|| Error::new(Kind::Config, "no address is set")))
+        Err(turns.failure())
     }
 
     /// Asks one server, and whom it sends us to.

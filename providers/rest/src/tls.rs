@@ -11,8 +11,12 @@ use std::time::SystemTime;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
+use sidekey_core::config::Problems;
 use sidekey_core::tls::{self, KeyPair, TlsPolicy, Unusable};
 use sidekey_core::{Error, Files, Kind};
+
+use crate::files::check_absolute;
 
 /// Where distributions keep the certificates that the system trusts.
 const SYSTEM_BUNDLES: [&str; 6] = [
@@ -31,6 +35,14 @@ pub struct Pair {
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
+}
+
+/// `credentials` of a KMS that knows its clients by their certificates.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Shown {
+    cert_file: Option<PathBuf>,
+    key_file: Option<PathBuf>,
 }
 
 /// How servers are trusted; cheap to clone.
@@ -86,6 +98,44 @@ impl Trust {
         })?;
         self.name = Some(name);
         Ok(self)
+    }
+
+    /// For those who speak no protocol that TLS has a name for.
+    pub(crate) fn without_protocol(&self) -> Self {
+        let mut trust = self.clone();
+        Arc::make_mut(&mut trust.config).alpn_protocols.clear();
+        trust
+    }
+}
+
+impl Shown {
+    /// Reports what is missing or depends on where the process was started; `ca` is
+    /// `settings.caFile`.
+    pub fn check(&self, ca: Option<&Path>, problems: &mut Problems) {
+        let Self { cert_file, key_file } = self;
+        problems.require("credentials.certFile", cert_file);
+        problems.require("credentials.keyFile", key_file);
+        let paths = [
+            ("settings.caFile", ca),
+            ("credentials.certFile", cert_file.as_deref()),
+            ("credentials.keyFile", key_file.as_deref()),
+        ];
+        check_absolute(&paths, problems);
+    }
+
+    /// Everything that [`trust`](Self::trust) is made of.
+    pub fn files(&self, ca: Option<&Path>) -> Vec<PathBuf> {
+        let Self { cert_file, key_file } = self.clone();
+        [bundle(ca), cert_file, key_file].into_iter().flatten().collect()
+    }
+
+    /// Trusts the bundle of the settings, or the system's, and shows the certificate.
+    pub fn trust(&self, ca: Option<&Path>, files: &Files) -> Result<Trust, Error> {
+        let Self { cert_file, key_file } = self.clone();
+        let pair = cert_file.zip(key_file).map(|(cert, key)| Pair { cert, key });
+        let bundle = bundle(ca);
+        let skips = bundle.as_deref().map_or(Unusable::Refuse, unusable);
+        Trust::new(bundle.as_deref(), skips, pair.as_ref(), files, "settings.caFile")
     }
 }
 

@@ -1,6 +1,7 @@
 //! What `cargo verify` runs before the first test: fetches, builds and installs all that tests
 //! need, so that none of them waits for it within its own time.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,10 +9,10 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use sidekey_e2e::{aws, cluster, command, golang, images, packages};
+use sidekey_e2e::{aws, binaries, cluster, command, golang, images, kmip, packages};
 
 /// Programs of the distribution, and the packages that have them.
-const PROGRAMS: [(&str, &str); 14] = [
+const PROGRAMS: [(&str, &str); 16] = [
     ("ip", "iproute2"),
     ("iptables", "iptables"),
     ("unshare", "util-linux"),
@@ -26,6 +27,8 @@ const PROGRAMS: [(&str, &str); 14] = [
     ("buildah", "buildah"),
     ("update-ca-certificates", "ca-certificates"),
     ("chromium", "chromium"),
+    ("softhsm2-util", "softhsm2"),
+    ("pkcs11-tool", "opensc"),
 ];
 
 /// Servers that are built from Go modules.
@@ -38,11 +41,17 @@ const SERVERS: &[golang::GoServer] = &[
     golang::POD,
     golang::KUBECTL,
     golang::LOCAL_KMS,
+    golang::KMIP,
 ];
 
 /// Vendors' own programs, by which fakes are proven: tests in `full` alone run them.
-const CLIENTS: &[golang::GoServer] =
-    &[golang::AZURE_CLIENT, golang::AZURE_KMS, golang::GCP_CLIENT, golang::KEYPROTECT_CLIENT];
+const CLIENTS: &[golang::GoServer] = &[
+    golang::AZURE_CLIENT,
+    golang::AZURE_KMS,
+    golang::GCP_CLIENT,
+    golang::KEYPROTECT_CLIENT,
+    golang::OKMS_CLIENT,
+];
 
 /// Prepares everything that the end-to-end tests need.
 #[derive(Debug, Parser)]
@@ -73,29 +82,46 @@ fn main() -> ExitCode {
 }
 
 async fn prepare(arguments: &Arguments) -> Result<()> {
-    let Arguments { binaries, into, shipped, all } = arguments;
+    let Arguments { binaries: built, into, shipped, all } = arguments;
     for (program, package) in PROGRAMS {
         packages::program(program, package).await?;
     }
     aws::install().await?;
+    kmip::install().await?;
     let clients = CLIENTS.iter().filter(|_| *all);
     for server in SERVERS.iter().chain(clients) {
         server.build_async().await?;
     }
     cluster::write_images().await?;
     let bin = into.join("bin");
-    copy_all(binaries, &bin, if *shipped { copy } else { strip })?;
+    let dynamic = binaries::dynamic()?;
+    let copy = if *shipped { copy } else { strip };
+    copy_all(built, &bin, copy, &dynamic)?;
+    if *shipped {
+        binaries::build_shipped();
+    }
+    for name in dynamic {
+        let to = bin.join(&name);
+        copy(&tokio::task::spawn_blocking(move || binaries::path(&name)).await??, &to)?;
+    }
     images::prepare(&bin, &into.join("images")).await
 }
 
-/// Copies our binaries.
-fn copy_all(from: &Path, to: &Path, copy: fn(&Path, &Path) -> Result<()>) -> Result<()> {
+/// Copies our binaries but those that are built elsewhere: what is here of them is static, and
+/// refuses to start.
+fn copy_all(
+    from: &Path,
+    to: &Path,
+    copy: fn(&Path, &Path) -> Result<()>,
+    elsewhere: &BTreeSet<String>,
+) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     let list = || format!("cannot list {}", from.display());
     for entry in fs::read_dir(from).with_context(list)? {
         let path = entry?.path();
         let Some(name) = path.file_name().and_then(OsStr::to_str) else { continue };
-        if path.is_file() && name.starts_with("sidekey") && !name.contains('.') {
+        let is_ours = name.starts_with("sidekey") && !name.contains('.');
+        if path.is_file() && is_ours && !elsewhere.contains(name) {
             copy(&path, &to.join(name))?;
         }
     }

@@ -30,6 +30,8 @@ pub enum KeyKind {
     ShortAes,
     /// An elliptic curve, which encrypts nothing.
     Ec,
+    /// Just this AES key of a Managed HSM.
+    KnownAes([u8; 32]),
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +86,7 @@ impl Version {
                 Material::Aes(key)
             }
             KeyKind::Ec => Material::Ec,
+            KeyKind::KnownAes(key) => Material::Aes(key.to_vec()),
         };
         let created = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
         Ok(Self { material, enabled: true, created })

@@ -43,11 +43,22 @@ impl Key {
         key
     }
 
+    pub(super) fn restored(materials: &[[u8; 32]]) -> Self {
+        let mut key = Self { versions: Vec::new(), ..Self::new("ENCRYPT_DECRYPT") };
+        materials.iter().for_each(|material| key.add(material));
+        key
+    }
+
     /// Makes a version, and that the primary one.
     #[allow(clippy::missing_panics_doc, clippy::expect_used)]
     pub fn rotate(&mut self) {
         let material = Secret::random(32).expect("the system has random numbers");
-        let material = RandomizedNonceKey::new(&AES_256_GCM, material.expose()).expect("32 bytes");
+        self.add(material.expose());
+    }
+
+    #[allow(clippy::expect_used)]
+    fn add(&mut self, material: &[u8]) {
+        let material = RandomizedNonceKey::new(&AES_256_GCM, material).expect("32 bytes");
         self.versions.push(Version { state: "ENABLED", destroyed: None, material });
         self.primary = self.versions.len() as u64;
     }

@@ -124,6 +124,12 @@ impl RootKey {
         Self { id, name, extractable, state, ring, lag: 0, rotated: false, versions }
     }
 
+    pub(super) fn restored(id: &str, versions: &[(String, [u8; 32])]) -> Self {
+        let version = |(id, material): &(String, [u8; 32])| (id.clone(), usable(material));
+        let versions = versions.iter().map(version).collect();
+        Self { id: id.to_owned(), versions, ..Self::new("kms", false) }
+    }
+
     pub(super) fn id(&self) -> &str {
         &self.id
     }
@@ -282,9 +288,13 @@ pub(super) fn collection(of: &str, resource: Value) -> Value {
     })
 }
 
-#[allow(clippy::expect_used)]
 fn material() -> RandomizedNonceKey {
-    RandomizedNonceKey::new(&AES_256_GCM, &random(32)).expect("a key of 32 bytes")
+    usable(&random(32))
+}
+
+#[allow(clippy::expect_used)]
+fn usable(material: &[u8]) -> RandomizedNonceKey {
+    RandomizedNonceKey::new(&AES_256_GCM, material).expect("a key of 32 bytes")
 }
 
 /// Random bytes.

@@ -1,11 +1,13 @@
 //! Promise: towards kube-apiserver the shim is a KMS v2 plugin like any other, judged by the same
-//! suite as every provider, with a real provider behind it. And both say which cryptography they have.
+//! suite as every provider, with a real provider behind it. What was stored through a shim once it
+//! reads for ever. And both say which cryptography they have.
 
 use std::process::Command;
 use std::sync::Arc;
 
-use sidekey_conformance::{Hook, Launched, assert_conforms};
-use sidekey_e2e::shim::{Shim, ShimConfig};
+use serde_json::Value;
+use sidekey_conformance::{CorpusKey, Hook, Launched, assert_conforms, assert_reads_corpus};
+use sidekey_e2e::shim::{Shim, ShimConfig, ShimKey};
 use sidekey_e2e::{LocalPlugin, Scratch, binaries};
 use tokio::sync::Mutex;
 
@@ -38,6 +40,23 @@ async fn the_shim_conforms_to_kms_v2() {
         }
     });
     assert_conforms(&plugin).await;
+}
+
+#[tokio::test]
+async fn the_shim_reads_what_was_stored_through_one_once() {
+    let start = async |key: &CorpusKey| {
+        let state: Value = key.state();
+        let scratch = Scratch::new("shim-corpus").unwrap();
+        let file = scratch.path().join("key");
+        std::fs::write(&file, state["keyFile"].to_string()).unwrap();
+        let provider = LocalPlugin::with_key_file(&scratch, "provider", &file).await.unwrap();
+        let id = state["id"].as_u64().unwrap();
+        let written = ShimKey::write(id, provider.endpoint()).with("kek", state["kek"].clone());
+        let shim = Shim::start(&scratch, "shim", &ShimConfig::new(1).key(written)).await.unwrap();
+        let endpoint = shim.endpoint().parse().unwrap();
+        (vec![("shim", endpoint)], (shim, provider, scratch))
+    };
+    assert_reads_corpus("shim", start).await;
 }
 
 #[tokio::test]

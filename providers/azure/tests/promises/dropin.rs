@@ -1,29 +1,15 @@
-//! In the place of Azure/kubernetes-kms and of OpenShift's fork: their flags, files and data.
+//! In the place of Azure/kubernetes-kms and of OpenShift's fork: their flags, files and data. What
+//! they stored once is in the corpus of `providers/conformance`.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::Deserialize;
 use serde_json::json;
 use sidekey_core::proto::v2::EncryptResponse;
-use sidekey_e2e::fakes::azure::{KeyKind, TENANT};
+use sidekey_e2e::fakes::azure::TENANT;
 use sidekey_e2e::http::HttpClient;
 use sidekey_e2e::ports::Port;
 
 use crate::support::{CLIENT, KEY, PLAINTEXT, SECRET, Served, Stage, VAULT, quick};
-
-/// Data as the replaced plugins store it, made from their documents' form by other tools.
-#[derive(Deserialize)]
-struct Vector {
-    bits: usize,
-    /// `text` or `binary`.
-    format: String,
-    plaintext: String,
-    ciphertext: String,
-}
-
-fn vectors() -> Vec<Vector> {
-    serde_json::from_str(include_str!("../fixtures/vectors.json")).unwrap()
-}
 
 /// The flags of HyperShift, and what a test has to add.
 async fn hypershift(stage: &Stage, socket: &str, [health, metrics]: [&Port; 2]) -> Served {
@@ -90,35 +76,6 @@ async fn under_their_flags_data_is_written_as_the_plugin_in_whose_place_it_is_re
         assert!(served.log().contains("in plain text"), "the proxy mode is warned of");
         for (port, path) in [(&health, "/healthz"), (&metrics, "/metrics")] {
             HttpClient::plain(port.address()).get(path).await.unwrap().ok().unwrap();
-        }
-    }
-}
-
-#[tokio::test]
-async fn both_of_their_formats_are_read_for_every_size_of_key() {
-    let vectors = vectors();
-    assert_eq!(vectors.len(), 12, "three sizes, two formats, two plaintexts");
-    for bits in [2048, 3072, 4096] {
-        let stage = Stage::with("vectors", VAULT, KeyKind::Rsa(bits)).await;
-        for format in ["text", "binary", "sidekey"] {
-            let mut key = stage.key(1, &stage.by_secret());
-            key["kek"]["version"] = json!(stage.version);
-            key["settings"]["format"] = json!(format);
-            let mut served = stage.serve_document(&quick(&[key])).await;
-            for vector in vectors.iter().filter(|vector| vector.bits == bits) {
-                let ciphertext = URL_SAFE_NO_PAD.decode(&vector.ciphertext).unwrap();
-                let notes =
-                    theirs().into_iter().map(|(name, value)| (name, value.into_bytes().into()));
-                let sealed = EncryptResponse {
-                    ciphertext: ciphertext.into(),
-                    key_id: hashed(&stage.version),
-                    annotations: notes.collect(),
-                };
-                let plaintext = served.kms.decrypt(&sealed).await;
-                let what = format!("{bits} {} read under {format}", vector.format);
-                assert_eq!(&plaintext.expect(&what)[..], vector.plaintext.as_bytes(), "{what}");
-            }
-            served.plugin.process().kill().unwrap();
         }
     }
 }

@@ -4,6 +4,7 @@
 
 mod broken;
 mod clock;
+mod corpus;
 mod launched;
 mod plugin;
 mod readme;

@@ -11,7 +11,9 @@ use http::header::{DATE, HOST, HeaderValue};
 use http::{Extensions, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
-use hyper_rustls::{DefaultServerNameResolver, FixedServerNameResolver, HttpsConnector};
+use hyper_rustls::{
+    DefaultServerNameResolver, FixedServerNameResolver, HttpsConnector, ResolveServerName,
+};
 use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{
@@ -82,32 +84,11 @@ struct Waiting<'a, C: Connect + Clone + Send + Sync + 'static> {
 
 impl Transport {
     pub(crate) fn new(trust: &Trust, proxy: Proxy, limits: Limits) -> Self {
-        let names = service_fn(|name: Name| async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            Ok(found.collect::<Vec<_>>().into_iter())
-        });
-        Self::with(trust, proxy, limits, BoxCloneSyncService::new(names))
+        Self::with(trust, proxy, limits, names())
     }
 
     pub(crate) fn with(trust: &Trust, proxy: Proxy, limits: Limits, names: Resolver) -> Self {
-        let mut tcp = HttpConnector::new_with_resolver(names);
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        // Shared among the addresses of a family; the families race.
-        tcp.set_connect_timeout(Some(limits.connect));
-        tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
-        let dial = dial(tcp, proxy);
-        let config = trust.config.clone();
-        let https = match &trust.name {
-            None => {
-                let resolver = Arc::new(DefaultServerNameResolver::default());
-                HttpsConnector::new(dial, config, false, resolver)
-            }
-            Some(name) => {
-                let resolver = Arc::new(FixedServerNameResolver::new(name.clone()));
-                HttpsConnector::new(dial, config, false, resolver)
-            }
-        };
+        let https = https(dial(tcp(names, limits.connect), proxy), trust);
         let (tcp, unix) = (Pool::new(https, limits), Pool::new(UnixConnector, limits));
         Self { tcp, unix, clock: Arc::default(), limits, bundle: trust.setting }
     }
@@ -159,34 +140,41 @@ impl Transport {
         Ok(Bytes::from_owner(body))
     }
 
-    /// What broke a connection decides who must act. Distrust may pass: a CA is swapped on the
-    /// server a moment before its bundle is swapped here.
     fn broken(&self, address: &Address, text: &str, error: impl Into<BoxError>) -> Error {
-        let error = error.into();
-        if let Some(ours) = find::<Error>(&*error) {
-            return Error::new(ours.kind(), format!("{address}: {ours}"));
-        }
-        let lost = |kind, text: &str| Error::new(kind, format!("{address}: {text}"));
-        let (lost, hint) = match find::<rustls::Error>(&*error) {
-            Some(rustls::Error::AlertReceived(alert)) if is_about_us(*alert) => (
-                lost(Kind::Denied, "the server refuses our certificate"),
-                "see whether it is signed by a CA of the server, and not expired".to_owned(),
-            ),
-            Some(rustls::Error::InvalidCertificate(_)) => (
-                lost(Kind::Unavailable, "the server's certificate is not trusted"),
-                format!(
-                    "the server shows a certificate that is not trusted: set {}, or check who \
-                     answers at that address",
-                    self.bundle
-                ),
-            ),
-            Some(_) => {
-                (lost(Kind::Unavailable, "no TLS"), "see whether TLS is spoken there".into())
-            }
-            None => (lost(Kind::Unavailable, text), reach(address, &*error).to_owned()),
-        };
-        lost.with_source(error).with_hint(hint)
+        broken(address, &address.to_string(), self.bundle, text, error)
     }
+}
+
+/// What broke a connection decides who must act. Distrust may pass: a CA is swapped on the server a
+/// moment before its bundle, which the setting `bundle` names, is swapped here.
+pub(crate) fn broken(
+    address: &Address,
+    name: &str,
+    bundle: &str,
+    text: &str,
+    error: impl Into<BoxError>,
+) -> Error {
+    let error = error.into();
+    if let Some(ours) = find::<Error>(&*error) {
+        return Error::new(ours.kind(), format!("{name}: {ours}"));
+    }
+    let lost = |kind, text: &str| Error::new(kind, format!("{name}: {text}"));
+    let (lost, hint) = match find::<rustls::Error>(&*error) {
+        Some(rustls::Error::AlertReceived(alert)) if is_about_us(*alert) => (
+            lost(Kind::Denied, "the server refuses our certificate"),
+            "see whether it is signed by a CA of the server, and not expired".to_owned(),
+        ),
+        Some(rustls::Error::InvalidCertificate(_)) => (
+            lost(Kind::Unavailable, "the server's certificate is not trusted"),
+            format!(
+                "the server shows a certificate that is not trusted: set {bundle}, or check who \
+                 answers at that address"
+            ),
+        ),
+        Some(_) => (lost(Kind::Unavailable, "no TLS"), "see whether TLS is spoken there".into()),
+        None => (lost(Kind::Unavailable, text), reach(address, &*error).to_owned()),
+    };
+    lost.with_source(error).with_hint(hint)
 }
 
 fn reach(address: &Address, error: &(dyn std::error::Error + 'static)) -> &'static str {
@@ -304,6 +292,33 @@ impl<C: Connect + Clone + Send + Sync + 'static> Drop for Waiting<'_, C> {
             *pool.kept.lock().unwrap_or_else(PoisonError::into_inner) = client;
         }
     }
+}
+
+/// Names as the system knows them.
+pub(crate) fn names() -> Resolver {
+    BoxCloneSyncService::new(service_fn(|name: Name| async move {
+        let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+        Ok(found.collect::<Vec<_>>().into_iter())
+    }))
+}
+
+/// TCP; the limit is shared among the addresses of a family, and the families race.
+pub(crate) fn tcp(names: Resolver, connect: Duration) -> HttpConnector<Resolver> {
+    let mut tcp = HttpConnector::new_with_resolver(names);
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(connect));
+    tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+    tcp
+}
+
+/// TLS over that.
+pub(crate) fn https<C>(connector: C, trust: &Trust) -> HttpsConnector<C> {
+    let resolver: Arc<dyn ResolveServerName + Send + Sync> = match &trust.name {
+        None => Arc::new(DefaultServerNameResolver::default()),
+        Some(name) => Arc::new(FixedServerNameResolver::new(name.clone())),
+    };
+    HttpsConnector::new(connector, trust.config.clone(), false, resolver)
 }
 
 fn dial(tcp: HttpConnector<Resolver>, proxy: Proxy) -> Dial {
